@@ -1,0 +1,1 @@
+"""Which lengths share a shape? Bucket edges fitted optimally on the length histogram."""

@@ -1,0 +1,1 @@
+"""Is it any good? Plain and speculative decoding, acceptance length."""

@@ -1,0 +1,1 @@
+"""Who can serve it? Checkpoint layouts and the check that they load."""

@@ -1,0 +1,1 @@
+"""Who runs together, when, and where? Strategies turn lengths into an epoch plan."""

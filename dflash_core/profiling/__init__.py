@@ -1,0 +1,1 @@
+"""How long are they? Histograms and quantiles of sequence lengths, merged exactly."""

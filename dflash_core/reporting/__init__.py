@@ -1,0 +1,1 @@
+"""What happened? Figures and the page."""

@@ -1,0 +1,1 @@
+"""The frozen large model: loading it and capturing its hidden features."""

@@ -1,0 +1,1 @@
+"""The torchrun program: roles, features, optimizer steps, checkpoints, monitor."""

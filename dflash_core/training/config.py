@@ -1,0 +1,111 @@
+"""Settings of the torchrun program: one file tells every rank everything."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dflash_core.config import FrozenModel
+from dflash_core.draft.config import DraftConfig, LossConfig
+from dflash_core.planning.config import BatchingConfig
+from dflash_core.target.config import TargetConfig
+
+__all__ = ["OptimizerConfig", "TopologyConfig", "TrainingConfig", "TrainingJob"]
+
+
+class TopologyConfig(FrozenModel):
+    """Which ranks do what."""
+
+    kind: Literal["colocated", "disaggregated"] = "colocated"
+    """Every rank runs target and drafter, or each rank runs one of them."""
+    num_ranks: int = Field(default=2, ge=1)
+    """Processes in all."""
+    num_target_ranks: int = Field(default=1, ge=1)
+    """Processes that only run the target, when disaggregated."""
+    queue_depth: int = Field(default=2, ge=1)
+    """Micro-batches that may wait between two stages."""
+
+    @model_validator(mode="after")
+    def _leave_drafters(self) -> "TopologyConfig":
+        if self.kind == "disaggregated" and self.num_target_ranks >= self.num_ranks:
+            raise ValueError(
+                f"num_target_ranks {self.num_target_ranks} leaves no drafter among num_ranks "
+                f"{self.num_ranks}; lower topology.num_target_ranks"
+            )
+        return self
+
+    @property
+    def num_consumers(self) -> int:
+        """Ranks that consume micro-batches: the plan's world size."""
+        return self.num_ranks - (self.num_target_ranks if self.kind == "disaggregated" else 0)
+
+
+class OptimizerConfig(FrozenModel):
+    """AdamW with warm-up and cosine decay, as published."""
+
+    learning_rate: float = Field(default=6e-4, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of matrices."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's moments."""
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
+    """Share of all steps over which the learning rate rises."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Final learning rate as a share of the peak."""
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest global gradient norm."""
+
+
+class TrainingConfig(FrozenModel):
+    """One training run."""
+
+    objective: Literal["draft", "target"] = "draft"
+    """Train the drafter against the frozen target, or the target itself on supervised tokens."""
+    epochs: int = Field(default=6, ge=1)
+    """Passes over the data."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many steps, with the learning rate scheduled over them."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of plans, anchors and initial weights."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer settings."""
+    topology: TopologyConfig = TopologyConfig()
+    """Roles of ranks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks run; auto takes a GPU where there is one."""
+    checkpoint_every_steps: int = Field(default=100, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
+    resume: bool = True
+    """Continue from the newest complete checkpoint in the run folder."""
+    max_bad_steps: int = Field(default=5, ge=0)
+    """Steps with a non-finite loss that are skipped before the run stops."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Longest wait for another rank."""
+    threads_per_rank: int = Field(default=1, ge=1)
+    """CPU threads of each rank."""
+
+
+class TrainingJob(FrozenModel):
+    """Everything the ranks need, resolved: the content of a run's ``job.json``."""
+
+    run_dir: Path
+    """Checkpoints, metrics and status go here."""
+    store: Path
+    """Token store to train on."""
+    heldout_store: Path | None = None
+    """Token store for validation."""
+    target: TargetConfig
+    """The target model; for objective 'target' its config and initial weights."""
+    draft: DraftConfig = DraftConfig()
+    """Shape of the drafter."""
+    loss: LossConfig = LossConfig()
+    """Loss of the drafter."""
+    batching: BatchingConfig = BatchingConfig()
+    """The plan's settings."""
+    training: TrainingConfig = TrainingConfig()
+    """The run's settings."""
+    init_drafter: Path | None = None
+    """Warm start: a drafter in z-lab layout."""

@@ -1,0 +1,1 @@
+"""Prefect flows: which steps, in what order, how often."""

@@ -1,0 +1,91 @@
+"""The command line ``dflash-flow``: one module per command, one boundary for errors.
+
+A command module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arguments) -> int``.
+It is imported only when it is called, so that light commands start in milliseconds.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from dflash_core.errors import DFlashError
+
+__all__ = ["COMMANDS", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERRUPTED", "EXIT_REJECTED", "main"]
+
+EXIT_FAILED = 1
+EXIT_INPUT = 2
+EXIT_REJECTED = 3
+EXIT_INTERRUPTED = 4
+
+COMMANDS: dict[str, str] = {
+    "prepare": "tokenise chat files into a token store",
+    "inspect": "show samples of a token store",
+    "profile": "sequence lengths of token data",
+    "plan": "compare batching strategies on lengths",
+    "calibrate": "measure what a micro-batch costs on this machine",
+    "train": "train under torchrun",
+    "watch": "follow a training run",
+    "evaluate": "acceptance length of a drafter by speculative decoding",
+    "export": "write a checkpoint in a layout that servers load",
+    "report": "write the page of a finished run again",
+    "runs": "list recorded runs",
+    "run": "the whole chain",
+    "demo": "the whole chain on the built-in example",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        0 done, 1 failed, 2 bad input, 3 rejected by the gate, 4 interrupted and resumable.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="dflash-flow",
+        usage="dflash-flow COMMAND [options]",
+        epilog="commands:\n" + "\n".join(f"  {n:{width}}  {h}" for n, h in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")
+    name = parser.parse_args(arguments[:1]).command
+    module = importlib.import_module(f"flows.cli.{name}")
+    command = argparse.ArgumentParser(prog=f"dflash-flow {name}", description=COMMANDS[name])
+    module.add_arguments(command)
+    try:
+        return module.run(command.parse_args(arguments[1:]))
+    except DFlashError as error:
+        return _fail(str(error), error.exit_code)
+    except ValidationError as error:
+        return _fail(first_problem(error), EXIT_INPUT)
+    except json.JSONDecodeError as error:
+        return _fail(f"not JSON: {error}", EXIT_INPUT)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return one sentence for a settings error: the setting, the rule, the value."""
+    problem = error.errors(include_url=False)[0]
+    setting = ".".join(str(part) for part in problem["loc"]) or "settings"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    more = error.error_count() - 1
+    tail = f" (and {more} more)" if more else ""
+    if problem["type"] == "extra_forbidden":
+        return f"unknown setting '{setting}'{tail}"
+    if problem["type"] == "value_error":
+        return f"{setting}: {message}{tail}"
+    return f"{setting}: {message} (got {problem['input']!r}){tail}"
+
+
+def _fail(sentence: str, code: int) -> int:
+    sys.stderr.write(f"dflash-flow: {sentence}\n")
+    return code
