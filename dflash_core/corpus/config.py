@@ -1,0 +1,59 @@
+"""Settings of the corpus: where chats come from and which of their answers are made anew."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dflash_core.config import FrozenModel
+
+__all__ = ["CorpusConfig", "RegenerateConfig"]
+
+
+class RegenerateConfig(FrozenModel):
+    """Answers written by the target itself: a drafter learns the target's own text."""
+
+    enabled: bool = False
+    """Regenerate answers at all."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Longest regenerated answer in tokens."""
+    max_source_tokens: int | None = Field(default=None, ge=1)
+    """Answers longer than this in tokens keep their text; all are regenerated when not given."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    batch_tokens: int = Field(default=8_192, ge=1)
+    """Token slots generated at the same time."""
+
+
+class CorpusConfig(FrozenModel):
+    """Which chats are trained on, which are held out."""
+
+    source: Literal["stdlib", "files"] = "files"
+    """The Python standard library of this machine, or chat files."""
+    inputs: tuple[Path, ...] = ()
+    """Chat files or folders to train on, for source 'files'."""
+    held_out_inputs: tuple[Path, ...] = ()
+    """Chat files or folders to evaluate on; a share of inputs is held out when not given."""
+    held_out_percent: float = Field(default=5.0, gt=0, lt=100)
+    """Share of conversations held out, by a hash of their content, when no files are given."""
+    max_samples: int | None = Field(default=None, ge=1)
+    """Most samples to train on, chosen by a hash of their id; all when not given."""
+    max_held_out: int | None = Field(default=256, ge=1)
+    """Most held-out samples."""
+    max_length: int = Field(default=3_072, ge=2)
+    """Longest sample in tokens; longer ones are truncated, and counted."""
+    supervise: Literal["all_turns", "last_turn_only"] = "all_turns"
+    """Which assistant turns carry loss."""
+    max_reject_share: float = Field(default=0.05, ge=0, le=1)
+    """Most input rows that may be rejected before the stage fails."""
+    regenerate: RegenerateConfig = RegenerateConfig()
+    """Answers made anew by the target."""
+
+    @model_validator(mode="after")
+    def _inputs_given(self) -> "CorpusConfig":
+        if self.source == "files" and not self.inputs:
+            raise ValueError(
+                "source 'files' names no input; set corpus.inputs to chat files or folders, or "
+                "corpus.source to 'stdlib'"
+            )
+        return self
