@@ -1,6 +1,7 @@
 """The command line ``dflash-flow``: one module per command, one boundary for errors.
 
 A command module has ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(arguments) -> int``.
+One with ``TAKES_SETTINGS = True`` finds ``--section.field value`` words in ``arguments.overrides``.
 It is imported only when it is called, so that light commands start in milliseconds.
 """
 
@@ -57,8 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"flows.cli.{name}")
     command = argparse.ArgumentParser(prog=f"dflash-flow {name}", description=COMMANDS[name])
     module.add_arguments(command)
+    parsed, rest = command.parse_known_args(arguments[1:])
+    # Commands that read settings take --section.field words, which their loader checks.
+    if getattr(module, "TAKES_SETTINGS", False):
+        parsed.overrides = rest
+    elif rest:
+        command.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return module.run(command.parse_args(arguments[1:]))
+        return module.run(parsed)
     except DFlashError as error:
         return _fail(str(error), error.exit_code)
     except ValidationError as error:

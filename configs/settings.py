@@ -1,0 +1,174 @@
+"""All settings of a run, and how they are found: file < environment < command line.
+
+Every stage owns its section; this module composes them. The same models are the flows'
+parameters, so the Prefect UI shows them as forms. Paths in a file are relative to that file.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, Field
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from dflash_core.config import FrozenModel
+from dflash_core.corpus.config import CorpusConfig
+from dflash_core.draft.config import DraftConfig, LossConfig
+from dflash_core.errors import ConfigError
+from dflash_core.planning.config import BatchingConfig, Mixing
+from dflash_core.target.config import TargetConfig
+from dflash_core.training.config import TrainingConfig
+
+__all__ = ["CompareConfig", "RunConfig", "Settings", "load_settings"]
+
+ENV_PREFIX = "DFLASH_"
+
+
+class RunConfig(FrozenModel):
+    """Where a run keeps what it makes."""
+
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Folder of the run under root; the flow run's name when not given. The same name resumes."""
+    root: Path = Path("runs")
+    """Folder for runs, cached artifacts and the tracking database."""
+
+
+class CompareConfig(FrozenModel):
+    """Which strategies compete."""
+
+    strategies: tuple[str, ...] = ("sorted", "random", "bucketed", "pooled")
+    """Registered strategies to compare."""
+    mixings: tuple[Mixing, ...] = ("diverse",)
+    """Mixings to compare each strategy with."""
+
+
+class Settings(FrozenModel):
+    """One run from chats to a registered drafter."""
+
+    target: TargetConfig
+    """The target model."""
+    corpus: CorpusConfig = CorpusConfig(source="stdlib")
+    """The training data."""
+    run: RunConfig = RunConfig()
+    """Where results go."""
+    batching: BatchingConfig = BatchingConfig()
+    """Limits and settings of the planner."""
+    compare: CompareConfig = CompareConfig()
+    """Which strategies compete."""
+    draft: DraftConfig = DraftConfig()
+    """Shape of the drafter."""
+    loss: LossConfig = LossConfig()
+    """Loss of the drafter."""
+    training: TrainingConfig = TrainingConfig()
+    """The training run."""
+
+
+def load_settings(file: Path | None = None, overrides: Sequence[str] = ()) -> Settings:
+    """Read settings from a TOML file, ``DFLASH_SECTION__FIELD`` variables and command-line words.
+
+    Args:
+        file: TOML file; its relative paths are taken from its own folder.
+        overrides: Words such as ``["--training.epochs", "2"]``.
+
+    Raises:
+        ConfigError: Missing or malformed file, an unknown option or variable.
+        pydantic.ValidationError: A value is unknown or out of range.
+    """
+    from_file = _read_toml(file) if file else {}
+    _check_environment(os.environ)
+
+    class Sources(Settings, BaseSettings):
+        model_config = SettingsConfigDict(
+            env_prefix=ENV_PREFIX,
+            env_nested_delimiter="__",
+            nested_model_default_partial_update=True,
+            cli_avoid_json=False,
+        )
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            command_line = CliSettingsSource(
+                settings_cls,
+                cli_parse_args=list(overrides),
+                cli_exit_on_error=False,
+                cli_implicit_flags=True,
+            )
+            return command_line, EnvSettingsSource(settings_cls), init_settings
+
+    try:
+        merged = Sources(**from_file)
+    except SettingsError as error:
+        raise _config_error(str(error)) from None
+    return Settings.model_validate(merged.model_dump())
+
+
+def _config_error(text: str) -> ConfigError:
+    words = text.removeprefix("error parsing CLI: ").strip()
+    return ConfigError(words[0].lower() + words[1:] if words else "settings cannot be read")
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ConfigError(f"there is no settings file {file}; give an existing one with --config")
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    return _resolve_paths(Settings, data, file.resolve().parent)
+
+
+def _resolve_paths(model: type[BaseModel], data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Return the data with every relative path, where the model expects one, joined to base."""
+    resolved = dict(data)
+    for name, value in data.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        section = _model_in(field.annotation)
+        if section is not None and isinstance(value, dict):
+            resolved[name] = _resolve_paths(section, value, base)
+        elif _holds_path(field.annotation):
+            resolved[name] = (
+                [str(base / item) for item in value]
+                if isinstance(value, list)
+                else str(base / value)
+            )
+    return resolved
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    candidates = (annotation, *get_args(annotation))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _holds_path(annotation: Any) -> bool:
+    return annotation is Path or any(_holds_path(inner) for inner in get_args(annotation))
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse a misspelt section, which pydantic-settings would ignore."""
+    for name in environment:
+        section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
+        nested = name.startswith(ENV_PREFIX) and "__" in name
+        if nested and section not in Settings.model_fields:
+            known = ", ".join(Settings.model_fields)
+            raise ConfigError(
+                f"the environment sets {name}, but there is no section '{section}'; "
+                f"sections are {known}"
+            )
