@@ -1,0 +1,86 @@
+"""Settings: file < environment < command line, and one sentence for what is wrong."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from configs.settings import Settings, load_settings
+from dflash_core.errors import ConfigError
+from flows.cli import first_problem
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text('[target]\npath = "model"\n[training]\nepochs = 2\nseed = 3\n')
+    return path
+
+
+def test_command_line_wins_over_environment_wins_over_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_TRAINING__EPOCHS", "4")
+    monkeypatch.setenv("DFLASH_TRAINING__SEED", "5")
+    training = load_settings(file, ["--training.seed", "6"]).training
+    assert (training.epochs, training.seed) == (4, 6)
+
+
+def test_paths_in_a_file_are_relative_to_that_file(file: Path) -> None:
+    assert load_settings(file).target.path == file.parent / "model"
+
+
+def test_absolute_paths_in_a_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[target]\npath = "/models/x"\n[corpus]\nsource="files"\ninputs=["a", "/b"]\n')
+    settings = load_settings(path)
+    assert settings.target.path == Path("/models/x")
+    assert settings.corpus.inputs == (tmp_path / "a", Path("/b"))
+
+
+def test_settings_are_a_value_that_survives_json(file: Path) -> None:
+    settings = load_settings(file)
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no settings file .*nowhere\.toml"):
+        load_settings(tmp_path / "nowhere.toml")
+
+
+def test_malformed_toml_is_named(file: Path) -> None:
+    file.write_text("[target\n")
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
+        load_settings(file)
+
+
+@pytest.mark.parametrize(
+    "words", [["--trainin.seed", "1"], ["--training.sede", "1"], ["stray"], ["--training.seed"]]
+)
+def test_unknown_words_are_refused(file: Path, words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        load_settings(file, words)
+
+
+def test_misspelt_section_in_the_environment_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_TRIANING__SEED", "1")
+    with pytest.raises(ConfigError, match="no section 'trianing'"):
+        load_settings(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[training]\nepocs = 3\n", "unknown setting 'training.epocs'"),
+        ("[batching]\ntoken_budget = 0\n", "batching.token_budget: "),
+        ('[corpus]\nsource = "files"\n', "corpus: source 'files' names no input"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(file: Path, text: str, sentence: str) -> None:
+    file.write_text(f'[target]\npath = "model"\n{text}')
+    with pytest.raises(ValidationError) as problem:
+        load_settings(file)
+    assert first_problem(problem.value).startswith(sentence)
+    assert "\n" not in first_problem(problem.value)
