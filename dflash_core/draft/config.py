@@ -30,6 +30,8 @@ class DraftConfig(FrozenModel):
     """Context tokens that a sliding layer sees."""
     mask_token_id: int | None = Field(default=None, ge=0)
     """Reserved row of the target's embedding for the slots to draft; found when not given."""
+    is_causal: bool | None = None
+    """In-block causality; sliding layers causal and full ones not when not given, as served."""
     draft_vocab_size: int | None = Field(default=None, ge=2)
     """Most frequent tokens that the drafter can propose; all when not given."""
 

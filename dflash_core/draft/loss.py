@@ -1,0 +1,280 @@
+"""The drafter's loss as sums, so that the trainer can normalise over a step and all ranks.
+
+The head is frozen, so a chunk's gradient with respect to the hidden states is known as soon as
+its logits are: it is computed in the forward pass, chunk by chunk, and no logits outlive their
+chunk. Two head products in all (logits, gradient), nothing recomputed.
+
+Slot weights: decayed cross-entropy ``exp(-(k - 1) / gamma)`` as published (arXiv 2602.06036);
+D-PACE (arXiv 2605.18810) ``sum over m >= k of prod over i <= m of q_i`` with
+``q = (1 - alpha) p(label) + alpha``, detached; forward KL uses the decay with the target's own
+distribution at the token before as the soft label.
+
+Legend: N anchors, K block size, D width, V vocabulary (the drafter's), P scored slots of a chunk.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dflash_core.draft.attention import SlicedAttention
+from dflash_core.draft.batch import DraftBatch
+from dflash_core.draft.config import LossConfig
+from dflash_core.draft.model import Attend, DraftModel
+from dflash_core.errors import ConfigError
+
+__all__ = [
+    "DraftLoss",
+    "decay_gamma",
+    "dpace_weights",
+    "draft_hidden",
+    "draft_loss",
+    "expected_acceptance",
+]
+
+
+@dataclass(frozen=True)
+class DraftLoss:
+    """Sums over one micro-batch.
+
+    Attributes:
+        loss_sum: Sum of weight times loss over scored slots, the only member with a gradient.
+        weight_NK: Weight of each slot, 0 where nothing is scored.
+        loss_NK: Cross-entropy (or KL divergence) of each scored slot, else 0.
+        correct_NK: Slots whose most likely token is the label.
+        scored_NK: Slots with a label that the drafter can propose.
+        valid_NK: Slots with a supervised label, proposable or not.
+    """
+
+    loss_sum: Tensor
+    weight_NK: Tensor
+    loss_NK: Tensor
+    correct_NK: Tensor
+    scored_NK: Tensor
+    valid_NK: Tensor
+
+    @property
+    def weight_sum(self) -> Tensor:
+        """Sum of the weights, a float64 scalar on the device."""
+        return self.weight_NK.sum(dtype=torch.float64)
+
+    @property
+    def by_position(self) -> Tensor:
+        """Sums by block position, float64, shape ``(6, K)``, which add over batches and ranks.
+
+        Rows: loss, scored slots, correct slots, supervised slots, blocks that are correct up to
+        here, blocks that are supervised up to here. Loss is row 0 / row 1, accuracy row 2 /
+        row 3, and `expected_acceptance` reads the last two.
+        """
+        first = torch.ones_like(self.valid_NK[:, :1])
+        reach = torch.cat([first, self.valid_NK[:, 1:]], dim=1).long().cumprod(1)
+        run = torch.cat([first, self.correct_NK[:, 1:]], dim=1).long().cumprod(1)
+        rows = [self.loss_NK, self.scored_NK, self.correct_NK, self.valid_NK, run, reach]
+        return torch.stack([row.sum(0, dtype=torch.float64) for row in rows])
+
+
+def expected_acceptance(by_position: Tensor) -> float:
+    """Return the acceptance length (bonus token included) that teacher forcing predicts.
+
+    Args:
+        by_position: Sums as in `DraftLoss.by_position`, added over as many batches as wanted.
+    """
+    run, reach = by_position[4, 1:], by_position[5, 1:]
+    return 1.0 + float((run / reach.clamp(min=1)).sum())
+
+
+def decay_gamma(block_size: int, config: LossConfig) -> float:
+    """Return the decay length of slot weights: as set, or as published for the block size."""
+    if config.gamma is not None:
+        return config.gamma
+    return block_size / 2 if block_size <= 10 else 5 + (block_size - 10) / 3
+
+
+def draft_hidden(
+    model: DraftModel,
+    embedding_VD: Tensor,
+    features_BTF: Tensor,
+    batch: DraftBatch,
+    attend: Attend | None = None,
+) -> Tensor:
+    """Return the hidden states of all blocks, shape (N, K, D).
+
+    Args:
+        model: The drafter.
+        embedding_VD: The target's embedding rows.
+        features_BTF: Captured target features of the batch's rows.
+        batch: The micro-batch, with at least one anchor.
+        attend: Attention over context and block; sliced SDPA when not given.
+    """
+    slots_K = torch.arange(model.spec.block_size, device=batch.labels_NK.device)
+    features_MF = features_BTF.flatten(0, 1)[batch.context_index_M].to(model.fc.weight.dtype)
+    return model(
+        model.noise(batch.labels_NK[:, 0], embedding_VD),
+        batch.anchor_positions_N[:, None] + slots_K,
+        model.context(features_MF, batch.context_positions_M),
+        attend or SlicedAttention(batch, model.spec),
+    )
+
+
+def draft_loss(
+    model: DraftModel,
+    features_BTF: Tensor,
+    batch: DraftBatch,
+    config: LossConfig,
+    *,
+    embedding_VD: Tensor,
+    head_VD: Tensor,
+    final_hidden_BTD: Tensor | None = None,
+    attend: Attend | None = None,
+) -> DraftLoss:
+    """Run the drafter on a micro-batch and sum its loss.
+
+    Args:
+        model: The drafter.
+        features_BTF: Captured target features of the batch's rows.
+        batch: The micro-batch; without anchors the loss is 0 with zero gradients.
+        config: Kind of loss and its constants.
+        embedding_VD: The target's embedding rows.
+        head_VD: The target's head; a reduced draft vocabulary reads its own rows of it.
+        final_hidden_BTD: What the target's head reads, for distillation.
+        attend: Attention over context and block; sliced SDPA when not given.
+
+    Raises:
+        ConfigError: Distillation without the target's final hidden states.
+    """
+    if config.kind == "forward_kl" and final_hidden_BTD is None:
+        raise ConfigError("loss.kind 'forward_kl' needs the target's final hidden states")
+    if batch.num_anchors == 0:
+        return _nothing(model, batch)
+    hidden_NKD = draft_hidden(model, embedding_VD, features_BTF, batch, attend)
+    teacher_NKD = None
+    if config.kind == "forward_kl" and final_hidden_BTD is not None:
+        teacher_NKD = _teacher(model, batch, final_hidden_BTD)
+    labels_NK, scored_NK = _draft_labels(model, batch)
+    head = model.head_weight(head_VD)
+    outputs: Any = _ChunkedLoss.apply(
+        hidden_NKD, head, teacher_NKD, labels_NK, scored_NK, model, config
+    )
+    loss_sum, weight_NK, loss_NK, correct_NK = outputs
+    return DraftLoss(loss_sum, weight_NK, loss_NK, correct_NK, scored_NK, batch.valid_NK)
+
+
+def dpace_weights(probability_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
+    """Return D-PACE weights, shape (N, K); slots that are not valid get 0 and end no product."""
+    smooth = (1 - alpha) * probability_NK + alpha
+    survival = torch.where(valid_NK, smooth, torch.ones_like(smooth)).cumprod(1)
+    survival = survival * valid_NK
+    return survival.flip(1).cumsum(1).flip(1) * valid_NK
+
+
+def _draft_labels(model: DraftModel, batch: DraftBatch) -> tuple[Tensor, Tensor]:
+    """Return labels as rows of the drafter's head, and the slots whose label it has."""
+    ids = model.draft_token_ids
+    if ids is None:
+        return batch.labels_NK, batch.valid_NK
+    rows = torch.searchsorted(ids, batch.labels_NK).clamp(max=len(ids) - 1)
+    return rows, batch.valid_NK & (ids[rows] == batch.labels_NK)
+
+
+def _teacher(model: DraftModel, batch: DraftBatch, final_hidden_BTD: Tensor) -> Tensor:
+    """Return what the target's head reads to predict each slot, shape (N, K, D)."""
+    anchors_N = batch.anchor_rows_N * final_hidden_BTD.shape[1] + batch.anchor_columns_N
+    before_K = torch.arange(-1, model.spec.block_size - 1, device=anchors_N.device)
+    index_NK = torch.where(batch.valid_NK, anchors_N[:, None] + before_K, anchors_N[:, None])
+    return final_hidden_BTD.flatten(0, 1)[index_NK]
+
+
+def _nothing(model: DraftModel, batch: DraftBatch) -> DraftLoss:
+    zero = torch.stack([parameter.sum() * 0 for parameter in model.parameters()]).sum()
+    empty = torch.zeros(batch.valid_NK.shape, device=batch.valid_NK.device)
+    return DraftLoss(zero.double(), empty, empty, empty.bool(), empty.bool(), empty.bool())
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Loss sum with its gradient for the hidden states, a chunk of anchors at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NKD: Tensor,
+        head_VD: Tensor,
+        teacher_NKD: Tensor | None,
+        labels_NK: Tensor,
+        scored_NK: Tensor,
+        model: DraftModel,
+        config: LossConfig,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        weight = _decay(model.spec.block_size, config, scored_NK)
+        loss, correct = torch.zeros_like(weight), torch.zeros_like(scored_NK)
+        gradient = torch.zeros_like(hidden_NKD)
+        for start in range(0, len(hidden_NKD), config.chunk_anchors):
+            rows = slice(start, start + config.chunk_anchors)
+            scored = scored_NK[rows]
+            labels_P = labels_NK[rows][scored]
+            logits_PV = _logits(model, hidden_NKD[rows][scored], head_VD)
+            soft_PV = None
+            if teacher_NKD is not None:
+                soft_PV = _logits(model, teacher_NKD[rows][scored], head_VD).softmax(-1)
+            normalizer_P1 = logits_PV.logsumexp(-1, keepdim=True)
+            loss_P = _slot_loss(logits_PV, normalizer_P1, labels_P, soft_PV)
+            loss[rows] = loss[rows].masked_scatter(scored, loss_P)
+            correct[rows] = correct[rows].masked_scatter(scored, logits_PV.argmax(-1) == labels_P)
+            if config.kind == "dpace":
+                weight[rows] = dpace_weights(torch.exp(-loss[rows]), scored, config.dpace_alpha)
+            slope_PV = _logit_slope(
+                model, logits_PV, normalizer_P1, labels_P, soft_PV, weight[rows][scored]
+            )
+            gradient_PD = slope_PV.to(head_VD.dtype) @ head_VD
+            gradient[rows] = gradient[rows].masked_scatter(
+                scored[..., None], gradient_PD.to(gradient.dtype)
+            )
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(weight, loss, correct)
+        return (weight.double() * loss.double()).sum(), weight, loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_outputs[0].to(gradient.dtype), *(None,) * 6
+
+
+def _decay(block_size: int, config: LossConfig, scored_NK: Tensor) -> Tensor:
+    slots_K = torch.arange(block_size, device=scored_NK.device)
+    return torch.exp(-(slots_K - 1) / decay_gamma(block_size, config)) * scored_NK
+
+
+def _logits(model: DraftModel, hidden_PD: Tensor, head_VD: Tensor) -> Tensor:
+    return model.scale_logits(F.linear(hidden_PD.to(head_VD.dtype), head_VD)).float()
+
+
+def _slot_loss(
+    logits_PV: Tensor, normalizer_P1: Tensor, labels_P: Tensor, soft_PV: Tensor | None
+) -> Tensor:
+    """Return cross-entropy, or the forward KL divergence from the soft labels."""
+    if soft_PV is None:
+        return (normalizer_P1 - logits_PV.gather(1, labels_P[:, None]))[:, 0]
+    entropy_P = torch.special.entr(soft_PV).sum(-1)
+    return normalizer_P1[:, 0] - (soft_PV * logits_PV).sum(-1) - entropy_P
+
+
+def _logit_slope(
+    model: DraftModel,
+    logits_PV: Tensor,
+    normalizer_P1: Tensor,
+    labels_P: Tensor,
+    soft_PV: Tensor | None,
+    weight_P: Tensor,
+) -> Tensor:
+    """Return the gradient for the head's raw output; reuses the logits' memory."""
+    spec = model.spec
+    cap = spec.final_logit_softcapping
+    cap_slope = None if cap is None else 1 - (logits_PV / cap).square()
+    slope_PV = logits_PV.sub_(normalizer_P1).exp_()
+    if soft_PV is None:
+        slope_PV[torch.arange(len(labels_P), device=labels_P.device), labels_P] -= 1
+    else:
+        slope_PV -= soft_PV
+    slope_PV *= weight_P[:, None] * spec.output_multiplier
+    return slope_PV if cap_slope is None else slope_PV.mul_(cap_slope)
