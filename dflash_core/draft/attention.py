@@ -123,10 +123,11 @@ class SlicedAttention:
         columns_L = torch.arange(piece.context_CL.shape[1], device=slots.device)
         context = visible_context(
             (anchors_CG1 + slots)[..., None], anchors_CG1[..., None], columns_L, window
-        ).flatten(1, 2)
+        )
+        context = context.expand(-1, -1, size, -1).flatten(1, 2)
         same = torch.eye(width, dtype=torch.bool, device=slots.device)
         inner = visible_block(slots[:, None], slots, causal=causal, window=window)
-        own = (same[:, None, :, None] & inner[None, :, None, :]).flatten(2).flatten(0, 1)
+        own = (same[:, None, :, None] & inner[None, :, None, :]).reshape(2 * [width * size])
         seen = torch.cat([context, own.expand(num_chunks, -1, -1)], dim=-1)
         bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
         return bias.masked_fill_(~seen, float("-inf"))[:, None]

@@ -7,8 +7,8 @@ follows the last anchor and the other documents of a packed row cost the drafter
 Legend: B rows, T row slots, M context tokens kept, N anchors, K block size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -83,23 +83,16 @@ class DraftBatch:
 
     def to(self, device: torch.device | str) -> "DraftBatch":
         """Return the batch on a device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return DraftBatch(
-            **{
-                name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-                for name, value in values.items()
-            }
-        )
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "DraftBatch":
         """Return the batch in page-locked memory."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "DraftBatch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return DraftBatch(
-            **{
-                name: value.pin_memory() if isinstance(value, Tensor) else value
-                for name, value in values.items()
-            }
-        )
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
 
 def collate(

@@ -206,7 +206,8 @@ class _ChunkedLoss(torch.autograd.Function):
         model: DraftModel,
         config: LossConfig,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        weight = _decay(model.spec.block_size, config, scored_NK)
+        dtype = torch.float64 if hidden_NKD.dtype == torch.float64 else torch.float32
+        weight = _decay(model.spec.block_size, config, scored_NK, dtype)
         loss, correct = torch.zeros_like(weight), torch.zeros_like(scored_NK)
         gradient = torch.zeros_like(hidden_NKD)
         for start in range(0, len(hidden_NKD), config.chunk_anchors):
@@ -240,13 +241,14 @@ class _ChunkedLoss(torch.autograd.Function):
         return gradient * grad_outputs[0].to(gradient.dtype), *(None,) * 6
 
 
-def _decay(block_size: int, config: LossConfig, scored_NK: Tensor) -> Tensor:
+def _decay(block_size: int, config: LossConfig, scored_NK: Tensor, dtype: torch.dtype) -> Tensor:
     slots_K = torch.arange(block_size, device=scored_NK.device)
-    return torch.exp(-(slots_K - 1) / decay_gamma(block_size, config)) * scored_NK
+    return torch.exp(-(slots_K - 1) / decay_gamma(block_size, config)).to(dtype) * scored_NK
 
 
 def _logits(model: DraftModel, hidden_PD: Tensor, head_VD: Tensor) -> Tensor:
-    return model.scale_logits(F.linear(hidden_PD.to(head_VD.dtype), head_VD)).float()
+    logits_PV = model.scale_logits(F.linear(hidden_PD.to(head_VD.dtype), head_VD))
+    return logits_PV.float() if logits_PV.dtype.itemsize < 4 else logits_PV
 
 
 def _slot_loss(

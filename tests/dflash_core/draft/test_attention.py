@@ -1,0 +1,89 @@
+"""The mask against nested loops; sliced attention against the dense mask."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dflash_core.draft.attention import SlicedAttention, dense_mask
+from tests.dflash_core.draft.parts import batch_of, document, small_drafter, small_target
+
+ROWS = [
+    [document(40, seed=1), document(9, prompt=2, seed=2)],
+    [document(61, seed=3, gaps=(30, 31))],
+    [document(12, seed=4), document(3, prompt=3, seed=5), document(25, prompt=1, seed=6)],
+]
+
+
+def mask_by_loops(batch, spec, layer):
+    """The definition once more, cell by cell, from the batch's plain columns only."""
+    size = spec.block_size
+    documents = batch.document_ids_BT.flatten().tolist()
+    positions = batch.position_ids_BT.flatten().tolist()
+    width = batch.input_ids_BT.shape[1]
+    context = batch.context_index_M.tolist()
+    rows, columns = batch.anchor_rows_N.tolist(), batch.anchor_columns_N.tolist()
+    anchors = [row * width + column for row, column in zip(rows, columns, strict=True)]
+    seen = torch.zeros(len(anchors) * size, len(context) + len(anchors) * size, dtype=torch.bool)
+    for n, anchor in enumerate(anchors):
+        for slot in range(size):
+            query = positions[anchor] + slot
+            for m, token in enumerate(context):
+                near = spec.window(layer) is None or query - positions[token] < spec.window(layer)
+                before = positions[token] < positions[anchor]
+                same = documents[token] == documents[anchor]
+                seen[n * size + slot, m] = near and before and same
+            for other in range(size):
+                ahead = other > slot and spec.causal(layer)
+                far = spec.window(layer) is not None and abs(slot - other) >= spec.window(layer)
+                seen[n * size + slot, len(context) + n * size + other] = not (ahead or far)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def drafter():
+    return small_drafter(
+        small_target(),
+        num_layers=3,
+        layer_types=("full_attention", "sliding_attention", "full_attention"),
+        sliding_window=6,
+    )
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_dense_mask_is_the_definition(drafter, layer):
+    batch = batch_of(ROWS, padded_length=70)
+    assert torch.equal(
+        dense_mask(batch, drafter.spec, layer), mask_by_loops(batch, drafter.spec, layer)
+    )
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("density", [0.1, 1.0])
+def test_sliced_attention_equals_the_dense_mask(drafter, layer, density):
+    """Value and gradient in double precision: only the order of sums differs."""
+    batch = batch_of(ROWS, padded_length=70, anchors_per_supervised_token=density)
+    n, k, m = batch.num_anchors, 4, len(batch.context_index_M)
+    torch.manual_seed(0)
+    shapes = [(n, k, 4, 8), (n, k, 2, 8), (n, k, 2, 8), (m, 2, 8), (m, 2, 8)]
+    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    query, key, value, context_key, context_value = leaves
+    sliced = SlicedAttention(batch, drafter.spec)(
+        query, (key, value), (context_key, context_value), layer
+    )
+    keys = torch.cat([context_key, key.flatten(0, 1)]).repeat_interleave(2, dim=1)
+    values = torch.cat([context_value, value.flatten(0, 1)]).repeat_interleave(2, dim=1)
+    dense = F.scaled_dot_product_attention(
+        query.flatten(0, 1).transpose(0, 1),
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        attn_mask=dense_mask(batch, drafter.spec, layer),
+    )
+    dense = dense.transpose(0, 1).unflatten(0, (n, k))
+    torch.testing.assert_close(sliced, dense, atol=1e-12, rtol=1e-10)
+    upstream = torch.randn_like(dense)
+    for ours, theirs in zip(
+        torch.autograd.grad(sliced, leaves, upstream),
+        torch.autograd.grad(dense, leaves, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
