@@ -1,0 +1,233 @@
+"""Chats to token ids and a loss mask.
+
+Each row is cut where an answer starts and ends, and the pieces are tokenised on their own: the
+prompt exactly as a server tokenises it, the answer starting with a fresh token as generation does.
+The mask then needs no character offsets and cannot cut a token in two.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from dflash_core.corpus.spans import Message, Rendering, TurnFinder
+from dflash_core.corpus.template import ChatTemplate
+from dflash_core.errors import ConfigError, DataError
+
+__all__ = ["ChatEncoder", "EncodedChat", "Supervise", "encode_chat"]
+
+Supervise = Literal["all_turns", "last_turn_only"]
+
+
+@dataclass(frozen=True)
+class EncodedChat:
+    """A tokenised conversation: int32 ids and the bool loss mask, both shape ``(length,)``."""
+
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    text: str
+    supervised: bool
+    as_letters: bool = False
+
+
+class ChatEncoder:
+    """Turns conversations into token ids and loss masks with one tokenizer and its template.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        chat_template: Jinja source; the tokenizer's own when not given.
+        template_variables: Values every rendering sees, such as ``enable_thinking``.
+
+    Raises:
+        ConfigError: No template, or not a fast tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        chat_template: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        source = chat_template or tokenizer.chat_template
+        if not isinstance(source, str):
+            raise ConfigError(
+                f"tokenizer {tokenizer.name_or_path!r} has no chat template; give a tokenizer "
+                "folder with one, or a template of its own"
+            )
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"tokenizer {tokenizer.name_or_path!r} is not a fast tokenizer; give a folder with "
+                "a tokenizer.json"
+            )
+        self._backend = backend
+        template = ChatTemplate(
+            source, variables={**_special_texts(tokenizer), **(template_variables or {})}
+        )
+        self.finder = TurnFinder(template, _control_tokens(tokenizer))
+        self._joins = self._pieces_join()
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        supervise: Supervise = "all_turns",
+        tools: Sequence[Message] | None = None,
+    ) -> EncodedChat:
+        """Encode one conversation.
+
+        Raises:
+            DataError: It cannot be rendered or encoded; the message says why.
+        """
+        return self.encode_rendered([self.render(messages, tools=tools)], supervise=supervise)[0]
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
+    ) -> Rendering:
+        """Render one conversation and find its answers; None contents count as empty."""
+        cleaned = [_clean(message, k) for k, message in enumerate(messages)]
+        rendering = self.finder.render(cleaned, tools=tools)
+        try:
+            rendering.text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"character {error.start} of the conversation is a lone surrogate, which no "
+                "tokenizer takes; mend the row's encoding"
+            ) from None
+        return rendering
+
+    def encode_rendered(
+        self, renderings: Sequence[Rendering], *, supervise: Supervise = "all_turns"
+    ) -> list[EncodedChat]:
+        """Tokenise rendered conversations together."""
+        rows = [_pieces(rendering, supervise) for rendering in renderings]
+        if not self._joins:
+            return [self._encode_by_offsets(row) for row in rows]
+        texts = [piece.text for row in rows for piece in row if not piece.as_letters]
+        encoded = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        return [
+            _join(
+                [
+                    self._letters(piece.text) if piece.as_letters else next(encoded).ids
+                    for piece in row
+                ],
+                row,
+            )
+            for row in rows
+        ]
+
+    def _letters(self, text: str) -> list[int]:
+        """Encode a control token's text as ordinary text."""
+        self._backend.encode_special_tokens = True
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        finally:
+            self._backend.encode_special_tokens = False
+
+    def _pieces_join(self) -> bool:
+        """Say whether pieces may be tokenised alone; some tokenizers put a space before each."""
+
+        def ids(text: str) -> list[int]:
+            return self._backend.encode(text, add_special_tokens=False).ids
+
+        return ids("a:") + ids(" b") == ids("a: b") and ids("a") + ids("(") == ids("a(")
+
+    def _encode_by_offsets(self, row: Sequence[_Piece]) -> EncodedChat:
+        text = "".join(piece.text for piece in row)
+        if any(piece.as_letters for piece in row):
+            raise DataError(
+                "a message holds the text of a control token, which this tokenizer cannot keep as "
+                "text; remove it from the message"
+            )
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        supervised = np.repeat(
+            [piece.supervised for piece in row], [len(piece.text) for piece in row]
+        )
+        mask = np.array([bool(supervised[start:end].all()) for start, end in encoding.offsets])
+        empty = np.array([start == end for start, end in encoding.offsets])
+        return EncodedChat(np.array(encoding.ids, dtype=np.int32), mask & ~empty)
+
+
+_ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerFast, ChatEncoder]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    *,
+    supervise: Supervise = "all_turns",
+    tools: Sequence[Message] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Return token ids and loss mask of a conversation under the tokenizer's own chat template.
+
+    Args:
+        tokenizer: A fast tokenizer with a chat template.
+        messages: OpenAI messages: role, content, and for assistants reasoning_content, tool_calls.
+        supervise: Whether every assistant turn carries loss or only the last.
+        tools: JSON schemas of the tools on offer.
+
+    Returns:
+        Ids, int32, and mask, bool, both of shape ``(length,)``. Supervised tokens decode to each
+        answer's text and its end-of-turn token.
+
+    Raises:
+        ConfigError: The tokenizer has no chat template or is not a fast one.
+        DataError: The conversation cannot be rendered, or the template drops a part of it.
+    """
+    encoder = _ENCODERS.get(tokenizer)
+    if encoder is None:
+        encoder = _ENCODERS[tokenizer] = ChatEncoder(tokenizer)
+    encoded = encoder.encode(messages, supervise=supervise, tools=tools)
+    return encoded.input_ids, encoded.loss_mask
+
+
+def _clean(message: Message, number: int) -> dict[str, Any]:
+    cleaned = {key: value for key, value in message.items() if value is not None}
+    content = cleaned.setdefault("content", "")
+    if not isinstance(content, str) or not isinstance(cleaned.get("role"), str):
+        raise DataError(
+            f"message {number} needs a role and a content of text, not role "
+            f"{cleaned.get('role')!r} and a content of type {type(content).__name__}"
+        )
+    return cleaned
+
+
+def _pieces(rendering: Rendering, supervise: Supervise) -> list[_Piece]:
+    spans = rendering.spans if supervise == "all_turns" else rendering.spans[-1:]
+    letters = set(rendering.control_spans)
+    cuts = sorted({0, len(rendering.text), *sum(spans, ()), *sum(rendering.control_spans, ())})
+    starts = {start for start, end in spans if end > start}
+    ends = {end for start, end in spans if end > start}
+    pieces, supervised = [], False
+    for start, end in pairwise(cuts):
+        supervised = start in starts or (supervised and start not in ends)
+        pieces.append(_Piece(rendering.text[start:end], supervised, (start, end) in letters))
+    return pieces
+
+
+def _join(ids: list[list[int]], row: Sequence[_Piece]) -> EncodedChat:
+    lengths = [len(part) for part in ids]
+    return EncodedChat(
+        np.array([token for part in ids for token in part], dtype=np.int32),
+        np.repeat(np.array([piece.supervised for piece in row], dtype=np.bool_), lengths),
+    )
+
+
+def _special_texts(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    return {name: str(text) for name, text in tokenizer.special_tokens_map.items()}
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    return [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
