@@ -1,1 +1,33 @@
 """Is it any good? Plain and speculative decoding, acceptance length."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from dflash_core.decoding.config import EvaluationConfig, Sampling
+
+if TYPE_CHECKING:
+    from dflash_core.decoding.generate import generate, stop_tokens
+    from dflash_core.decoding.speculative import Generation, speculative_generate
+
+__all__ = [
+    "EvaluationConfig",
+    "Generation",
+    "Sampling",
+    "generate",
+    "speculative_generate",
+    "stop_tokens",
+]
+
+# These import torch, which settings do not need.
+_LAZY = {
+    "Generation": "speculative",
+    "generate": "generate",
+    "speculative_generate": "speculative",
+    "stop_tokens": "generate",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -79,14 +79,22 @@ class DraftModel(nn.Module):
             hidden_NKD = layer(hidden_NKD, rotary, key_value, attend)
         return self.norm(hidden_NKD)
 
-    def noise(self, anchor_ids_N: Tensor, embedding_VD: Tensor) -> Tensor:
-        """Return embedded blocks, shape (N, K, D): the anchor token, then mask tokens."""
+    def noise(
+        self, anchor_ids_N: Tensor, embedding_VD: Tensor, *, width: int | None = None
+    ) -> Tensor:
+        """Return embedded blocks, shape (N, K, D): the anchor token, then mask tokens.
+
+        Args:
+            anchor_ids_N: Token of each anchor.
+            embedding_VD: The target's embedding rows.
+            width: Slots; the block size when not given, fewer at the end of a text.
+        """
         spec = self.spec
-        ids_NK = anchor_ids_N.new_full((len(anchor_ids_N), spec.block_size), spec.mask_token_id)
+        shape = (len(anchor_ids_N), width or spec.block_size)
+        ids_NK = anchor_ids_N.new_full(shape, spec.mask_token_id)
         ids_NK[:, 0] = anchor_ids_N
-        return F.embedding(ids_NK, embedding_VD).to(self.fc.weight.dtype) * (
-            spec.input_embedding_scale
-        )
+        rows_NKD = F.embedding(ids_NK, embedding_VD).to(self.fc.weight.dtype)
+        return rows_NKD * spec.input_embedding_scale
 
     def head_weight(self, head_VD: Tensor) -> Tensor:
         """Return the rows of the target's head that this drafter can propose."""

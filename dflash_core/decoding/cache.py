@@ -1,0 +1,182 @@
+"""Key-value caches of target and drafter, cropped together after every verification.
+
+Prompts of a batch accept different numbers of tokens, so a row's refused tokens leave holes. A
+mask of valid columns covers them; columns that no row needs are cut at once, and when holes have
+grown to a quarter the rows are pushed together again. Both caches hold the same columns: the
+committed tokens before the newest one.
+
+Legend: B rows, L cached columns, K new tokens, F features, V vocabulary, H heads, E head width.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from dflash_core.draft.attention import visible_block
+from dflash_core.draft.model import DraftModel, KeyValue
+
+__all__ = ["DecodingCache"]
+
+HOLES = 0.25
+SPARE_COLUMNS = 16
+
+
+class DecodingCache:
+    """What target and drafter remember of a batch of texts."""
+
+    def __init__(self, target: Any, num_rows: int, drafter: DraftModel | None = None) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.device = target.lm_head.weight.device
+        self.valid_BL = torch.zeros(num_rows, 0, dtype=torch.bool, device=self.device)
+        self._target_cache = DynamicCache()
+        # transformers 5.2x renames the argument and warns about the old name.
+        accepted = inspect.signature(target.model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._context: list[KeyValue] = []
+        self._new: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Committed tokens that are cached, of each row."""
+        return self.valid_BL.sum(1)
+
+    def verify(
+        self, ids_BK: Tensor, real_BK: Tensor | None = None, *, last: bool = False
+    ) -> Tensor:
+        """Run the target over new tokens and return its logits, shape (B, K, V).
+
+        Args:
+            ids_BK: New tokens.
+            real_BK: False on left padding; all are real when not given.
+            last: Return only the logits of the last token, shape (B, 1, V).
+        """
+        real_BK = torch.ones_like(ids_BK, dtype=torch.bool) if real_BK is None else real_BK
+        positions_BK = (self.lengths_B[:, None] + real_BK.long().cumsum(1) - 1).clamp(min=0)
+        mask_BL = torch.cat([self.valid_BL, real_BK], dim=1)
+        output: Any = self.target.model(
+            input_ids=ids_BK,
+            attention_mask=None if bool(mask_BL.all()) else mask_BL.long(),
+            position_ids=positions_BK,
+            **{self._cache_name: self._target_cache},
+            use_cache=True,
+            output_hidden_states=self.drafter is not None,
+            logits_to_keep=1 if last else 0,
+        )
+        if self.drafter is not None:
+            layers = [
+                output.hidden_states[layer + 1] for layer in self.drafter.spec.target_layer_ids
+            ]
+            self._new = torch.cat(layers, dim=-1), positions_BK
+        return output.logits
+
+    def commit(self, keep_BK: Tensor) -> None:
+        """Keep some of the tokens that were just verified, and forget the others."""
+        if self.drafter is not None and self._new is not None:
+            self._remember(*self._new)
+            self._new = None
+        self.valid_BL = torch.cat([self.valid_BL, keep_BK], dim=1)
+        columns = self.valid_BL.any(0).nonzero()
+        self._take(slice(0, int(columns[-1]) + 1 if len(columns) else 0))
+        needed = int(self.lengths_B.max()) if len(self.valid_BL) else 0
+        if self.valid_BL.shape[1] * (1 - HOLES) > needed + SPARE_COLUMNS:
+            self._push_together(needed)
+
+    def draft(self, newest_B: Tensor, width: int) -> Tensor:
+        """Return the drafter's hidden states of the slots after the newest token, (B, K - 1, D)."""
+        assert self.drafter is not None
+        drafter = self.drafter
+        slots_K = torch.arange(width, device=self.device)
+        noise_BKD = drafter.noise(newest_B, self.target.input_embeddings.weight, width=width)
+        positions_BK = self.lengths_B[:, None] + slots_K
+        hidden_BKD = drafter(noise_BKD, positions_BK, self._context, _CachedAttention(self, width))
+        return hidden_BKD[:, 1:]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with some rows only."""
+        self.valid_BL = self.valid_BL[rows]
+        for layer in _filled(self._target_cache):
+            layer.batch_select_indices(rows)
+        self._context = [(key[rows], value[rows]) for key, value in self._context]
+
+    def _remember(self, features_BKF: Tensor, positions_BK: Tensor) -> None:
+        """Add the tokens' fused features to the drafter's context keys and values."""
+        assert self.drafter is not None
+        rows = positions_BK.shape[0]
+        features = features_BKF.flatten(0, 1).to(self.drafter.fc.weight.dtype)
+        new = self.drafter.context(features, positions_BK.flatten())
+        parts = [
+            (key.unflatten(0, (rows, -1)), value.unflatten(0, (rows, -1))) for key, value in new
+        ]
+        old = self._context or [(key[:, :0], value[:, :0]) for key, value in parts]
+        self._context = [
+            (torch.cat([old_key, key], dim=1), torch.cat([old_value, value], dim=1))
+            for (old_key, old_value), (key, value) in zip(old, parts, strict=True)
+        ]
+
+    def _take(self, columns: slice) -> None:
+        self.valid_BL = self.valid_BL[:, columns]
+        for layer in _filled(self._target_cache):
+            layer.keys, layer.values = layer.keys[:, :, columns], layer.values[:, :, columns]
+        self._context = [(key[:, columns], value[:, columns]) for key, value in self._context]
+
+    def _push_together(self, needed: int) -> None:
+        order_BL = self.valid_BL.long().argsort(dim=1, stable=True)[:, -needed:]
+        self.valid_BL = self.valid_BL.gather(1, order_BL)
+        for layer in _filled(self._target_cache):
+            layer.keys = _columns(layer.keys, order_BL[:, None, :, None], dim=2)
+            layer.values = _columns(layer.values, order_BL[:, None, :, None], dim=2)
+        index = order_BL[:, :, None, None]
+        self._context = [
+            (_columns(k, index, dim=1), _columns(v, index, dim=1)) for k, v in self._context
+        ]
+
+
+class _CachedAttention:
+    """Block slots over cached context and their own block."""
+
+    def __init__(self, cache: DecodingCache, width: int) -> None:
+        assert cache.drafter is not None
+        self.spec = cache.drafter.spec
+        self.valid_BL = cache.valid_BL
+        self.lengths_B = cache.lengths_B
+        self.slots_K = torch.arange(width, device=cache.device)
+
+    def __call__(self, query_NKHE: Tensor, own: KeyValue, context: KeyValue, layer: int) -> Tensor:
+        """Return the attended values, shape (B, K, H, E)."""
+        key, value = (
+            torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(context, own, strict=True)
+        )
+        out = F.scaled_dot_product_attention(
+            query_NKHE.transpose(1, 2), key, value, attn_mask=self._mask(layer), enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+    def _mask(self, layer: int) -> Tensor | None:
+        """Return who is seen, shape (B, 1, K, L + K), or None for everyone."""
+        causal, window = self.spec.causal(layer), self.spec.window(layer)
+        if not causal and window is None and bool(self.valid_BL.all()):
+            return None
+        context = self.valid_BL[:, None, :].expand(-1, len(self.slots_K), -1)
+        if window is not None:
+            positions_BL = self.valid_BL.long().cumsum(1) - 1
+            query_BK = self.lengths_B[:, None] + self.slots_K
+            context = context & (query_BK[:, :, None] - positions_BL[:, None, :] < window)
+        block = visible_block(
+            self.slots_K[:, None], self.slots_K, causal=causal, window=window
+        ).expand(len(context), -1, -1)
+        return torch.cat([context, block], dim=-1)[:, None]
+
+
+def _filled(cache: DynamicCache) -> list[Any]:
+    layers: list[Any] = list(cache.layers)
+    return [layer for layer in layers if layer.get_seq_length() > 0]
+
+
+def _columns(states: Tensor, index: Tensor, *, dim: int) -> Tensor:
+    shape = [index.shape[i] if i == dim else size for i, size in enumerate(states.shape)]
+    return states.gather(dim, index.expand(shape))

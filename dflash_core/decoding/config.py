@@ -1,0 +1,39 @@
+"""Settings of decoding and of the acceptance measurement."""
+
+from pydantic import Field
+
+from dflash_core.config import FrozenModel
+
+__all__ = ["EvaluationConfig", "Sampling"]
+
+
+class Sampling(FrozenModel):
+    """How the next token is chosen."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Smallest set of most likely tokens with this mass."""
+    top_k: int = Field(default=0, ge=0)
+    """Most likely tokens that can be chosen; all when 0."""
+
+
+class EvaluationConfig(FrozenModel):
+    """How acceptance is measured."""
+
+    max_new_tokens: int = Field(default=256, ge=2)
+    """Most tokens generated for a prompt."""
+    max_prompts: int | None = Field(default=None, ge=1)
+    """Measure on the first prompts only."""
+    batch_size: int = Field(default=1, ge=1)
+    """Prompts decoded together; 1 is what wall-clock speed-up is usually stated for."""
+    sampling: Sampling = Sampling()
+    """Greedy by default, which is then held against the target alone."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of sampling."""
+    compare_plain: bool = True
+    """Also decode without the drafter: exactness when greedy, and the wall-clock speed-up."""
+    tie_gap: float = Field(default=1e-4, ge=0)
+    """A greedy difference is no fault in float32 where the target's top two logits are closer."""
+    length_edges: tuple[int, ...] = (64, 256, 1024)
+    """Prompt lengths in tokens between which acceptance is reported apart."""

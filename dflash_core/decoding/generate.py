@@ -1,0 +1,141 @@
+"""Plain decoding by the target alone: regenerates answers, and is what drafting is held against."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dflash_core.decoding.cache import DecodingCache
+from dflash_core.decoding.config import Sampling
+from dflash_core.decoding.sampling import draw, probabilities
+from dflash_core.errors import DataError
+
+__all__ = ["generate", "left_padded", "length_batches", "stop_tokens"]
+
+TokenIds = NDArray[np.integer] | Sequence[int]
+
+RETIRE_SHARE = 0.25  # finished rows leave the batch when they are this share of it
+
+
+def generate(
+    target: Any,
+    prompts: Sequence[TokenIds],
+    *,
+    max_new_tokens: int,
+    batch_size: int = 32,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    stop_token_ids: Sequence[int] | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[NDArray[np.int64]]:
+    """Continue prompts, in batches of like length, with a key-value cache.
+
+    Args:
+        target: The target.
+        prompts: Token ids of each prompt, none empty.
+        max_new_tokens: Most tokens to generate for a prompt.
+        batch_size: Prompts decoded together.
+        sampling: Greedy when not given.
+        seed: Seed of sampling.
+        stop_token_ids: Tokens that end a text; the target's own when not given.
+        on_batch: Called after each batch with the number of prompts it finished.
+
+    Returns:
+        New tokens of each prompt, in the prompts' order, a stop token included.
+
+    Raises:
+        DataError: A prompt is empty.
+    """
+    stops = stop_tokens(target) if stop_token_ids is None else tuple(stop_token_ids)
+    results: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64) for _ in prompts]
+    device = target.lm_head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for rows in length_batches(prompts, batch_size):
+        texts = _generate_batch(
+            target,
+            [prompts[row] for row in rows],
+            max_new_tokens,
+            sampling or Sampling(),
+            torch.tensor(stops, device=device, dtype=torch.long),
+            generator,
+        )
+        for row, text in zip(rows, texts, strict=True):
+            results[row] = text
+        if on_batch is not None:
+            on_batch(len(rows))
+    return results
+
+
+def stop_tokens(target: Any) -> tuple[int, ...]:
+    """Return the tokens that end the target's texts."""
+    for config in (target.model.generation_config, target.model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+    return ()
+
+
+def length_batches(prompts: Sequence[TokenIds], batch_size: int) -> Iterator[list[int]]:
+    """Yield rows of prompts of like length, longest first, so that what is too large fails first.
+
+    Raises:
+        DataError: A prompt is empty.
+    """
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise DataError(f"prompt {row} is empty: there is no token to continue")
+    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def left_padded(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return prompts as one array with padding before them, and where it is real."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = np.zeros((len(prompts), width), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = prompt
+    lengths = np.array([len(prompt) for prompt in prompts])
+    real = np.arange(width) >= width - lengths[:, None]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device)
+
+
+@torch.inference_mode()
+def _generate_batch(
+    target: Any,
+    prompts: Sequence[TokenIds],
+    max_new_tokens: int,
+    sampling: Sampling,
+    stops: Tensor,
+    generator: torch.Generator,
+) -> list[NDArray[np.int64]]:
+    cache = DecodingCache(target, len(prompts))
+    ids_BT, real_BT = left_padded(prompts, cache.device)
+    logits_BV = cache.verify(ids_BT, real_BT, last=True)[:, -1]
+    cache.commit(real_BT)
+    texts_BT = torch.zeros(len(prompts), max_new_tokens, dtype=torch.long, device=cache.device)
+    lengths = np.full(len(prompts), max_new_tokens)
+    rows_R = torch.arange(len(prompts), device=cache.device)
+    running_R = torch.ones_like(rows_R, dtype=torch.bool)
+    for step in range(max_new_tokens):
+        if sampling.temperature == 0:
+            tokens_R = logits_BV.argmax(-1)
+        else:
+            tokens_R = draw(probabilities(logits_BV, sampling), generator)
+        texts_BT[rows_R, step] = tokens_R
+        ended_R = running_R & torch.isin(tokens_R, stops)
+        lengths[rows_R[ended_R].cpu().numpy()] = step + 1
+        running_R &= ~ended_R
+        if not running_R.any() or step + 1 == max_new_tokens:
+            break
+        if (~running_R).sum() >= RETIRE_SHARE * len(running_R):
+            cache.select(running_R)
+            tokens_R, rows_R = tokens_R[running_R], rows_R[running_R]
+            running_R = running_R[running_R]
+        logits_BV = cache.verify(tokens_R[:, None])[:, -1]
+        cache.commit(torch.ones_like(tokens_R[:, None], dtype=torch.bool))
+    texts = texts_BT.cpu().numpy()
+    return [text[:length] for text, length in zip(texts, lengths, strict=True)]

@@ -1,0 +1,196 @@
+"""The z-lab layout: what SGLang, vLLM and the authors' package load.
+
+A folder with ``config.json`` and safetensors whose names have no prefix; embedding and head are
+the target's and absent. ``block_size`` stands at the top and inside ``dflash_config`` because
+readers differ, RoPE stands in the schemas of transformers 4 and 5, and there is no ``auto_map``.
+Every tensor is checked against the drafter's shape when read: a wrongly named weight would
+otherwise be a random layer in a server that skips unknown names.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import Qwen3Config
+
+from dflash_core.draft.model import DraftModel
+from dflash_core.draft.spec import DraftSpec
+from dflash_core.errors import DraftError
+
+__all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "load_drafter", "read_spec", "zlab_config"]
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+
+
+def zlab_config(spec: DraftSpec, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the content of ``config.json``."""
+    rope = dict(spec.rope_parameters)
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    dflash: dict[str, Any] = {
+        "block_size": spec.block_size,
+        "mask_token_id": spec.mask_token_id,
+        "target_layer_ids": list(spec.target_layer_ids),
+    }
+    if spec.input_embedding_scale != 1.0:
+        dflash["input_embedding_scale"] = spec.input_embedding_scale
+    if spec.output_multiplier != 1.0:
+        dflash["output_multiplier"] = spec.output_multiplier
+    if spec.final_logit_softcapping is not None:
+        dflash["final_logit_softcapping"] = spec.final_logit_softcapping
+    config: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"],
+        "attention_bias": spec.attention_bias,
+        "attention_dropout": 0.0,
+        "block_size": spec.block_size,
+        "dflash_config": dflash,
+        "dtype": str(dtype).removeprefix("torch."),
+        "head_dim": spec.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "layer_types": list(spec.layer_types),
+        "max_position_embeddings": spec.max_position_embeddings,
+        "model_type": "qwen3",
+        "num_attention_heads": spec.num_attention_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_key_value_heads,
+        "num_target_layers": spec.num_target_layers,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "rope_parameters": rope,
+        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+        "rope_theta": rope["rope_theta"],
+        "sliding_window": spec.sliding_window,
+        "tie_word_embeddings": False,
+        "use_sliding_window": "sliding_attention" in spec.layer_types,
+        "vocab_size": spec.vocab_size,
+    }
+    if spec.is_causal is not None:
+        config["is_causal"] = spec.is_causal
+        dflash["causal"] = spec.is_causal
+    return config
+
+
+def read_spec(path: Path) -> DraftSpec:
+    """Read a drafter's shape from its ``config.json``.
+
+    Raises:
+        DraftError: No such file, not a DFlash drafter, or a feature that is not supported.
+    """
+    file = path / CONFIG_NAME
+    if not file.is_file():
+        raise DraftError(f"{path} is no drafter: it has no {CONFIG_NAME}")
+    try:
+        raw = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise DraftError(f"{file} is not JSON: {error}") from None
+    dflash = raw.get("dflash_config") if isinstance(raw, dict) else None
+    if not isinstance(dflash, dict) or "mask_token_id" not in dflash:
+        raise DraftError(f"{file} has no dflash_config with a mask_token_id: not a DFlash drafter")
+    architectures = raw.get("architectures") or ["DFlashDraftModel"]
+    if architectures != ["DFlashDraftModel"] or dflash.get("attention_sink_bias"):
+        raise DraftError(f"{file} describes {architectures}, which is no plain DFlash drafter")
+    try:
+        return _spec(raw, dflash)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise DraftError(f"{file} is not usable: {where} {problem['msg']}".rstrip()) from None
+    except (KeyError, TypeError) as error:
+        raise DraftError(f"{file} is not usable: {error} is missing or of the wrong kind") from None
+
+
+def load_drafter(path: Path, *, dtype: torch.dtype | None = None) -> DraftModel:
+    """Load a drafter in z-lab layout, ours or anyone's, in evaluation mode on the CPU.
+
+    Args:
+        path: The folder.
+        dtype: Precision to run in; the checkpoint's when not given.
+
+    Raises:
+        DraftError: A tensor is missing, unknown, of a wrong shape or not finite.
+    """
+    path = Path(path)
+    spec = read_spec(path)
+    tensors = read_tensors(path)
+    with torch.device("meta"):
+        model = DraftModel(spec)
+    check_tensors(path, tensors, {k: v.shape for k, v in model.state_dict().items()})
+    dtype = dtype or next(iter(tensors.values())).dtype
+    model = DraftModel(spec)
+    model.load_state_dict(tensors, strict=True)
+    return model.to(dtype).eval()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read every safetensors file of a folder."""
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise DraftError(f"{path} holds no safetensors file")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            tensors.update(load_file(file))
+        except SafetensorError as error:
+            raise DraftError(f"{file} is damaged: {error}") from None
+    return tensors
+
+
+def check_tensors(path: Path, tensors: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
+    """Refuse missing, extra, misshapen or non-finite tensors, naming the first.
+
+    Raises:
+        DraftError: Any of these.
+    """
+    missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
+    if missing or extra:
+        kind, names = ("lacks", missing) if missing else ("has the unknown", extra)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise DraftError(f"{path} {kind} tensor {names[0]}{more}; its config.json does not fit it")
+    for name, shape in sorted(shapes.items()):
+        if tensors[name].shape != shape:
+            raise DraftError(
+                f"{path}: tensor {name} has shape {tuple(tensors[name].shape)} but config.json "
+                f"says {tuple(shape)}"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise DraftError(f"{path}: tensor {name} holds NaN or infinity")
+
+
+def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
+    qwen3: Any = Qwen3Config.from_dict(raw)
+    num_target_layers = int(raw["num_target_layers"])
+    layer_ids = dflash.get("target_layer_ids") or raw.get("target_layer_ids")
+    if layer_ids is None:
+        raise KeyError("target_layer_ids")
+    return DraftSpec(
+        hidden_size=qwen3.hidden_size,
+        num_layers=qwen3.num_hidden_layers,
+        block_size=dflash.get("block_size", raw.get("block_size", 16)),
+        intermediate_size=qwen3.intermediate_size,
+        num_attention_heads=qwen3.num_attention_heads,
+        num_key_value_heads=qwen3.num_key_value_heads,
+        head_dim=qwen3.head_dim,
+        vocab_size=qwen3.vocab_size,
+        mask_token_id=dflash["mask_token_id"],
+        target_layer_ids=tuple(layer_ids),
+        num_target_layers=num_target_layers,
+        rms_norm_eps=qwen3.rms_norm_eps,
+        rope_parameters=dict(qwen3.rope_parameters),
+        max_position_embeddings=qwen3.max_position_embeddings,
+        layer_types=tuple(qwen3.layer_types),
+        sliding_window=qwen3.sliding_window,
+        is_causal=raw.get("is_causal", dflash.get("causal")),
+        attention_bias=qwen3.attention_bias,
+        input_embedding_scale=dflash.get("input_embedding_scale", 1.0),
+        output_multiplier=dflash.get("output_multiplier", 1.0),
+        final_logit_softcapping=dflash.get(
+            "final_logit_softcapping", raw.get("final_logit_softcapping")
+        )
+        or None,
+    )

@@ -1,0 +1,103 @@
+"""Against the authors' own package, in both directions; skipped where it is not installed."""
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_core.decoding.speculative import speculative_generate
+from dflash_core.export import export_drafter, load_drafter
+from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
+
+reference = pytest.importorskip("dflash.model", reason="the authors' package is not installed")
+
+WINDOWED = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 12}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return small_target()
+
+
+@pytest.fixture(scope="module", params=[{}, WINDOWED], ids=["full", "sliding"])
+def pair(request, target, tmp_path_factory):
+    """Our drafter and the authors' class, loaded from our export."""
+    ours = small_drafter(target, **request.param).eval()
+    folder = export_drafter(ours, tmp_path_factory.mktemp("drafter"))
+    theirs, info = reference.DFlashDraftModel.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return ours, theirs.eval(), folder
+
+
+def prompts():
+    rng = np.random.default_rng(5)
+    return [rng.integers(2, MASK, length) for length in (6, 20, 33)]
+
+
+def test_forward_equals_the_reference(pair, target):
+    """One block after a context: 1e-4 in float32, from another order of sums and norms."""
+    ours, theirs, _ = pair
+    context = torch.randn(1, 15, ours.spec.feature_size, generator=torch.Generator().manual_seed(1))
+    noise = ours.noise(torch.tensor([7]), target.input_embeddings.weight)
+    positions = torch.arange(15 + ours.spec.block_size)
+    with torch.inference_mode():
+        expected = theirs(
+            position_ids=positions[None], noise_embedding=noise, target_hidden=context
+        )
+        found = _one_block(ours, context[0], noise, positions)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def _one_block(model, features, noise, positions):
+    """Run our model with plain attention over every key, masked as the definition says."""
+    num_context = len(features)
+
+    def attend(query, own, context, layer):
+        key = torch.cat([context[0], own[0][0]]).transpose(0, 1)[None]
+        value = torch.cat([context[1], own[1][0]]).transpose(0, 1)[None]
+        place, at = positions[num_context:, None], positions[None, :]
+        seen = torch.ones(len(place), at.shape[1], dtype=torch.bool)
+        if model.spec.causal(layer):
+            seen &= at <= place
+        if model.spec.window(layer) is not None:
+            seen &= place - at < model.spec.window(layer)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2), key, value, attn_mask=seen, enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+    context = model.context(features, positions[:num_context])
+    return model(noise, positions[None, num_context:], context, attend)
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+def test_generation_loop_equals_the_reference(pair, target):
+    """The same text in the same number of target forwards."""
+    ours, theirs, _ = pair
+    for prompt in prompts():
+        forwards = 0
+
+        def count(*_):
+            nonlocal forwards
+            forwards += 1
+
+        hook = target.model.register_forward_hook(count)
+        expected = reference.dflash_generate(
+            theirs, target.model, torch.from_numpy(prompt)[None], 20, [1], return_stats=False
+        )
+        hook.remove()
+        (found,) = speculative_generate(target, ours, [prompt], max_new_tokens=20)
+        assert found.token_ids.tolist() == expected[0, len(prompt) :].tolist()
+        assert len(found.acceptance_lengths) + 1 == forwards
+
+
+def test_a_checkpoint_of_the_reference_loads_into_ours(pair, target, tmp_path):
+    """Written by the authors' class, read strictly by ours: the same texts again."""
+    ours, theirs, _ = pair
+    theirs.save_pretrained(tmp_path)
+    loaded = load_drafter(tmp_path)
+    assert loaded.spec == ours.spec
+    given = speculative_generate(target, loaded, prompts(), max_new_tokens=20)
+    expected = speculative_generate(target, ours, prompts(), max_new_tokens=20)
+    assert [g.token_ids.tolist() for g in given] == [e.token_ids.tolist() for e in expected]
+    assert [g.acceptance_lengths for g in given] == [e.acceptance_lengths for e in expected]
