@@ -6,24 +6,44 @@ from typing import TYPE_CHECKING
 from dflash_core.decoding.config import EvaluationConfig, Sampling
 
 if TYPE_CHECKING:
+    from dflash_core.decoding.acceptance import (
+        AcceptanceGroup,
+        AcceptanceReport,
+        Exactness,
+        Prompt,
+        evaluate_drafter,
+        store_prompts,
+    )
     from dflash_core.decoding.generate import generate, stop_tokens
     from dflash_core.decoding.speculative import Generation, speculative_generate
 
 __all__ = [
+    "AcceptanceGroup",
+    "AcceptanceReport",
     "EvaluationConfig",
+    "Exactness",
     "Generation",
+    "Prompt",
     "Sampling",
+    "evaluate_drafter",
     "generate",
     "speculative_generate",
     "stop_tokens",
+    "store_prompts",
 ]
 
 # These import torch, which settings do not need.
 _LAZY = {
+    "AcceptanceGroup": "acceptance",
+    "AcceptanceReport": "acceptance",
+    "Exactness": "acceptance",
     "Generation": "speculative",
+    "Prompt": "acceptance",
+    "evaluate_drafter": "acceptance",
     "generate": "generate",
     "speculative_generate": "speculative",
     "stop_tokens": "generate",
+    "store_prompts": "acceptance",
 }
 
 
