@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         evaluate_drafter,
         store_prompts,
     )
-    from dflash_core.decoding.generate import generate, stop_tokens
+    from dflash_core.decoding.plain import generate, stop_tokens
     from dflash_core.decoding.speculative import Generation, speculative_generate
 
 __all__ = [
@@ -40,9 +40,9 @@ _LAZY = {
     "Generation": "speculative",
     "Prompt": "acceptance",
     "evaluate_drafter": "acceptance",
-    "generate": "generate",
+    "generate": "plain",
     "speculative_generate": "speculative",
-    "stop_tokens": "generate",
+    "stop_tokens": "plain",
     "store_prompts": "acceptance",
 }
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding.config import EvaluationConfig
-from dflash_core.decoding.generate import generate
+from dflash_core.decoding.plain import generate
 from dflash_core.decoding.speculative import Generation, check_pair, speculative_generate
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DataError
@@ -217,7 +217,9 @@ def _report(
     num_plain = sum(len(text) for text in plain.values())
     drafted_rate = num_drafted / seconds["drafted"]
     plain_rate = num_plain / seconds["plain"] if plain else None
-    greedy = config.sampling.temperature == 0
+    exactness = None
+    if plain and config.sampling.temperature == 0:
+        exactness = held_against_plain(target, prompts, config, drafted, plain)
     return AcceptanceReport(
         overall=_group(drafted.values()),
         by_domain={name: _group(drafted[r] for r in rows) for name, rows in domains.items()},
@@ -228,9 +230,7 @@ def _report(
         batch_size=config.batch_size,
         temperature=config.sampling.temperature,
         dtype=str(target.lm_head.weight.dtype).removeprefix("torch."),
-        exactness=held_against_plain(target, prompts, config, drafted, plain)
-        if plain and greedy
-        else None,
+        exactness=exactness,
         speculative_tokens_per_s=drafted_rate,
         plain_tokens_per_s=plain_rate,
         speedup=None if plain_rate is None else drafted_rate / plain_rate,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dflash_core.decoding.cache import DecodingCache
 from dflash_core.decoding.config import Sampling
-from dflash_core.decoding.generate import TokenIds, left_padded, length_batches, stop_tokens
+from dflash_core.decoding.plain import TokenIds, left_padded, length_batches, stop_tokens
 from dflash_core.decoding.sampling import accept_greedy, accept_sampled, draw, probabilities
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError

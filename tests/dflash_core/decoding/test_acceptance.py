@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from dflash_core.decoding import EvaluationConfig, Prompt, Sampling, evaluate_drafter
+from dflash_core.decoding import (
+    EvaluationConfig,
+    Generation,
+    Prompt,
+    Sampling,
+    evaluate_drafter,
+    generate,
+)
+from dflash_core.decoding.acceptance import held_against_plain
 from dflash_core.errors import DataError, DraftError
 from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_core.decoding.generate import generate
+from dflash_core.decoding.plain import generate
 from dflash_core.decoding.speculative import speculative_generate
 from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
 
