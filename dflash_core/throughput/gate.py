@@ -1,0 +1,195 @@
+"""The gate: which strategies are worth the machine, and which of them to take. Pure."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dflash_core.config import FrozenModel
+from dflash_core.throughput.prediction import Prediction
+
+__all__ = ["Candidate", "GateConfig", "GateResult", "GateVerdict", "judge"]
+
+TIE_ETA2 = 0.005
+
+
+class GateConfig(FrozenModel):
+    """What a strategy must reach, and what is preferred among those that do."""
+
+    min_ktok_s: float = Field(default=0.0, ge=0)
+    """Least predicted throughput in thousand real tokens per second."""
+    min_share_of_best: float = Field(default=0.0, ge=0, le=1)
+    """Least predicted throughput as a share of the fastest strategy's."""
+    min_padding_efficiency: float = Field(default=0.0, ge=0, le=1)
+    """Least share of token slots that hold real tokens."""
+    max_step_eta2: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of length variance between optimizer steps."""
+    max_straggler: float | None = Field(default=None, ge=1)
+    """Largest mean of slowest over mean rank cost in a step."""
+    objective: Literal["most_diverse", "fastest", "weighted"] = "most_diverse"
+    """Preference among the strategies that pass."""
+    diversity_weight: float = Field(default=0.5, ge=0, le=1)
+    """For 'weighted': weight of diversity (1 - step eta2) against relative throughput."""
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> "GateConfig":
+        if self.objective == "fastest" and self.diversity_weight != 0.5:
+            raise ValueError(
+                f"diversity_weight {self.diversity_weight} has no effect on objective 'fastest'; "
+                "set gate.objective to 'weighted' or leave gate.diversity_weight out"
+            )
+        return self
+
+
+class Candidate(FrozenModel):
+    """A strategy as the gate sees it."""
+
+    name: str
+    """Strategy."""
+    mixing: str
+    """Mixing over steps and ranks."""
+    prediction: Prediction
+    """Its predicted throughput."""
+    padding_efficiency: float
+    """Real tokens over token slots."""
+    length_eta2: float
+    """Share of length variance between micro-batches."""
+    step_length_eta2: float
+    """Share of length variance between optimizer steps."""
+    pair_recurrence: float
+    """Chance that two samples of a micro-batch share one again in the next epoch."""
+    straggler_factor: float
+    """Mean over steps of slowest over mean rank cost."""
+
+    @property
+    def label(self) -> str:
+        """Strategy and mixing."""
+        return f"{self.name}/{self.mixing}"
+
+
+class GateVerdict(FrozenModel):
+    """What the gate says of one strategy."""
+
+    name: str
+    """Strategy."""
+    mixing: str
+    """Mixing."""
+    passed: bool
+    """Whether it reaches every threshold."""
+    straddles: bool
+    """Whether the throughput threshold lies inside the predicted interval."""
+    reason: str
+    """Why, in words."""
+
+
+class GateResult(FrozenModel):
+    """All verdicts, and the choice."""
+
+    verdicts: tuple[GateVerdict, ...]
+    """One per candidate, in their order."""
+    chosen: int | None
+    """Index of the chosen candidate; none when all were rejected."""
+    reason: str
+    """The outcome in one sentence."""
+
+
+def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
+    """Hold each candidate against the thresholds and choose among those that pass.
+
+    ``most_diverse`` takes the lowest step_length_eta2; within 0.005 of it the lower length_eta2,
+    then the lower pair_recurrence, then the higher throughput.
+
+    Raises:
+        ValueError: There is no candidate.
+    """
+    if not candidates:
+        raise ValueError("the gate was given no strategy; name some in compare.strategies")
+    best = max(candidate.prediction.ktok_s for candidate in candidates)
+    verdicts = tuple(_verdict(candidate, config, best) for candidate in candidates)
+    passing = [index for index, verdict in enumerate(verdicts) if verdict.passed]
+    if not passing:
+        names = ", ".join(candidate.label for candidate in candidates)
+        return GateResult(
+            verdicts=verdicts, chosen=None, reason=f"rejected: none of {names} passes the gate"
+        )
+    chosen = _choose([candidates[index] for index in passing], config, best)
+    index = passing[chosen]
+    taken = candidates[index]
+    return GateResult(
+        verdicts=verdicts,
+        chosen=index,
+        reason=(
+            f"{taken.label} is taken: {_preference(config)} among {len(passing)} of "
+            f"{len(candidates)} that pass, {taken.prediction.ktok_s:.2f} Ktok/s predicted"
+        ),
+    )
+
+
+def _verdict(candidate: Candidate, config: GateConfig, best: float) -> GateVerdict:
+    prediction = candidate.prediction
+    threshold = max(config.min_ktok_s, config.min_share_of_best * best)
+    wasted = 1 - candidate.padding_efficiency
+    faults = []
+    if prediction.ktok_s < threshold:
+        faults.append(f"threshold {threshold:.4g}")
+    if candidate.padding_efficiency < config.min_padding_efficiency:
+        faults.append(
+            f"padding efficiency {candidate.padding_efficiency:.3f} under "
+            f"{config.min_padding_efficiency:.3f}"
+        )
+    if candidate.step_length_eta2 > config.max_step_eta2:
+        faults.append(f"step eta2 {candidate.step_length_eta2:.3f} over {config.max_step_eta2:.3f}")
+    if config.max_straggler is not None and candidate.straggler_factor > config.max_straggler:
+        faults.append(
+            f"straggler factor {candidate.straggler_factor:.3f} over {config.max_straggler:.3f}"
+        )
+    speed = (
+        f"{candidate.label}: {prediction.ktok_s:.2f} Ktok/s predicted "
+        f"({prediction.low:.2f}..{prediction.high:.2f})"
+    )
+    if faults:
+        reason = f"{speed}, {', '.join(faults)}: rejected; {wasted:.0%} of its slots are padding"
+    else:
+        reason = f"{speed}: passes; {wasted:.0%} of its slots are padding"
+    return GateVerdict(
+        name=candidate.name,
+        mixing=candidate.mixing,
+        passed=not faults,
+        straddles=prediction.low <= threshold <= prediction.high,
+        reason=reason,
+    )
+
+
+def _choose(candidates: Sequence[Candidate], config: GateConfig, best: float) -> int:
+    order = range(len(candidates))
+    if config.objective == "fastest":
+        return max(order, key=lambda index: candidates[index].prediction.ktok_s)
+    if config.objective == "weighted":
+        weight = config.diversity_weight
+
+        def score(index: int) -> float:
+            candidate = candidates[index]
+            diversity = 1 - candidate.step_length_eta2
+            return weight * diversity + (1 - weight) * candidate.prediction.ktok_s / best
+
+        return max(order, key=score)
+    lowest = min(candidate.step_length_eta2 for candidate in candidates)
+    tied = [i for i in order if candidates[i].step_length_eta2 <= lowest + TIE_ETA2]
+
+    def rank(index: int) -> tuple[float, float, float]:
+        candidate = candidates[index]
+        return (
+            candidate.length_eta2,
+            candidate.pair_recurrence,
+            -candidate.prediction.ktok_s,
+        )
+
+    return min(tied, key=rank)
+
+
+def _preference(config: GateConfig) -> str:
+    return {
+        "most_diverse": "most diverse steps",
+        "fastest": "fastest",
+        "weighted": "best weighted score",
+    }[config.objective]
