@@ -1,13 +1,36 @@
 """Settings of the corpus: where chats come from and which of their answers are made anew."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from dflash_core.config import FrozenModel
 
-__all__ = ["CorpusConfig", "RegenerateConfig"]
+__all__ = ["CorpusConfig", "PrepareConfig", "RegenerateConfig"]
+
+ChatFormat = Literal[
+    "auto", "messages", "sharegpt", "instruction", "history", "tree", "text", "tokenised"
+]
+
+
+class PrepareConfig(FrozenModel):
+    """How chat rows become samples."""
+
+    format: ChatFormat = "auto"
+    """What the rows are; each row's own format is detected when 'auto'."""
+    max_length: int = Field(default=3_072, ge=2)
+    """Longest sample in tokens."""
+    oversize: Literal["truncate", "drop"] = "truncate"
+    """What happens to longer ones; counted either way."""
+    supervise: Literal["all_turns", "last_turn_only"] = "all_turns"
+    """Which assistant turns carry loss."""
+    max_reject_share: float = Field(default=0.05, ge=0, le=1)
+    """Most input rows that may be rejected before the stage fails."""
+    chat_template: str | None = None
+    """Jinja source of another chat template than the tokenizer's."""
+    template_variables: dict[str, Any] = Field(default_factory=dict)
+    """Values that the template sees in every rendering, such as enable_thinking."""
 
 
 class RegenerateConfig(FrozenModel):
@@ -40,6 +63,8 @@ class CorpusConfig(FrozenModel):
     """Most samples to train on, chosen by a hash of their id; all when not given."""
     max_held_out: int | None = Field(default=256, ge=1)
     """Most held-out samples."""
+    format: ChatFormat = "auto"
+    """What the rows of the files are; each row's own format is detected when 'auto'."""
     max_length: int = Field(default=3_072, ge=2)
     """Longest sample in tokens; longer ones are truncated, and counted."""
     supervise: Literal["all_turns", "last_turn_only"] = "all_turns"
@@ -48,6 +73,16 @@ class CorpusConfig(FrozenModel):
     """Most input rows that may be rejected before the stage fails."""
     regenerate: RegenerateConfig = RegenerateConfig()
     """Answers made anew by the target."""
+
+    @property
+    def prepare(self) -> PrepareConfig:
+        """The part of these settings that concerns rows."""
+        return PrepareConfig(
+            format=self.format,
+            max_length=self.max_length,
+            supervise=self.supervise,
+            max_reject_share=self.max_reject_share,
+        )
 
     @model_validator(mode="after")
     def _inputs_given(self) -> "CorpusConfig":

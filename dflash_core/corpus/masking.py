@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from dflash_core.corpus.spans import Message, Rendering, TurnFinder
 from dflash_core.corpus.template import ChatTemplate
@@ -53,7 +53,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         chat_template: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
@@ -97,14 +97,28 @@ class ChatEncoder:
         """Render one conversation and find its answers; None contents count as empty."""
         cleaned = [_clean(message, k) for k, message in enumerate(messages)]
         rendering = self.finder.render(cleaned, tools=tools)
-        try:
-            rendering.text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"character {error.start} of the conversation is a lone surrogate, which no "
-                "tokenizer takes; mend the row's encoding"
-            ) from None
+        _check_characters(rendering.text)
         return rendering
+
+    def encode_text(self, text: str) -> EncodedChat:
+        """Encode plain text, all of it supervised but what the tokenizer adds by itself."""
+        _check_characters(text)
+        self._backend.encode_special_tokens = True
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=True)
+        finally:
+            self._backend.encode_special_tokens = False
+        added = np.array(encoding.special_tokens_mask, dtype=np.bool_)
+        return EncodedChat(np.array(encoding.ids, dtype=np.int32), ~added)
+
+    def encode_prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
+    ) -> NDArray[np.int32]:
+        """Encode what a server would be given: the messages and the generation prompt."""
+        cleaned = [_clean(message, k) for k, message in enumerate(messages)]
+        prompt = self.finder.render_prompt(cleaned, tools=tools)
+        _check_characters(prompt.text)
+        return self.encode_rendered([prompt])[0].input_ids
 
     def encode_rendered(
         self, renderings: Sequence[Rendering], *, supervise: Supervise = "all_turns"
@@ -158,13 +172,13 @@ class ChatEncoder:
         return EncodedChat(np.array(encoding.ids, dtype=np.int32), mask & ~empty)
 
 
-_ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerFast, ChatEncoder]" = (
+_ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, ChatEncoder]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     *,
     supervise: Supervise = "all_turns",
@@ -191,6 +205,16 @@ def encode_chat(
         encoder = _ENCODERS[tokenizer] = ChatEncoder(tokenizer)
     encoded = encoder.encode(messages, supervise=supervise, tools=tools)
     return encoded.input_ids, encoded.loss_mask
+
+
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the conversation is a lone surrogate (a byte or escape "
+            "that is no UTF-8), which no tokenizer takes; mend the row's encoding"
+        ) from None
 
 
 def _clean(message: Message, number: int) -> dict[str, Any]:
@@ -225,9 +249,9 @@ def _join(ids: list[list[int]], row: Sequence[_Piece]) -> EncodedChat:
     )
 
 
-def _special_texts(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+def _special_texts(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     return {name: str(text) for name, text in tokenizer.special_tokens_map.items()}
 
 
-def _control_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]

@@ -102,6 +102,20 @@ class TurnFinder:
         _check_tool_calls(text, spans, messages)
         return Rendering(text, spans, self._foreign_controls(text, messages, tools, skeleton))
 
+    def render_prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
+    ) -> Rendering:
+        """Render a conversation up to where the next answer starts; it has no spans.
+
+        Raises:
+            DataError: The template refuses it.
+        """
+        text = self.template.render(messages, tools=tools, add_generation_prompt=True)
+        controls: list[Span] = []
+        if self._control.search("".join(message["content"] for message in messages)):
+            controls = self._disguised_controls(text, messages, tools, prompt=True)
+        return Rendering(text, [], controls)
+
     def _skeleton(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> _Skeleton:
         shape = tuple(
             (message["role"], *(name in message for name in NESTED)) for message in messages
@@ -237,11 +251,23 @@ class TurnFinder:
         tools: Sequence[Message] | None,
         skeleton: _Skeleton,
     ) -> list[Span]:
-        matches = list(self._control.finditer(text))
         plain = not any(name in message for message in messages for name in NESTED)
-        if plain and len(matches) == skeleton.num_controls:
+        if plain and len(self._control.findall(text)) == skeleton.num_controls:
             return []
-        twin = self.template.render(self._disguise(messages), tools=self._disguise(tools))
+        return self._disguised_controls(text, messages, tools, prompt=False)
+
+    def _disguised_controls(
+        self,
+        text: str,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        *,
+        prompt: bool,
+    ) -> list[Span]:
+        matches = self._control.finditer(text)
+        twin = self.template.render(
+            self._disguise(messages), tools=self._disguise(tools), add_generation_prompt=prompt
+        )
         if len(twin) != len(text):
             raise DataError(
                 "a message holds the text of a control token where the chat template cannot be "

@@ -19,10 +19,22 @@ from numpy.typing import NDArray
 from dflash_core.artifacts import Manifest, new_artifact, read_manifest, verify_artifact
 from dflash_core.errors import ArtifactError, DataError
 
-__all__ = ["STORE_KIND", "STORE_VERSION", "Sample", "TokenStore", "write_store"]
+__all__ = [
+    "SCHEMA",
+    "STORE_KIND",
+    "STORE_VERSION",
+    "Sample",
+    "ShardWriter",
+    "TokenStore",
+    "record_batch",
+    "write_store",
+]
 
 STORE_KIND = "token store"
 STORE_VERSION = 1
+SHARD_PREFIX = "shard-"
+# Offsets within a record batch are 32-bit, and a batch is held in memory.
+BATCH_TOKENS = 1 << 24
 
 SCHEMA = pa.schema(
     [
@@ -79,7 +91,7 @@ class TokenStore:
         if verify:
             verify_artifact(path, manifest)
         tables = []
-        for name in sorted(manifest.files):
+        for name in sorted(name for name in manifest.files if name.startswith(SHARD_PREFIX)):
             try:
                 source = pa.memory_map(str(path / name))
                 tables.append(pa.ipc.open_file(source).read_all())
@@ -134,7 +146,10 @@ class TokenStore:
 
     def indices(self, sample_ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of the given sample ids, -1 where absent."""
-        found = pc.index_in(pa.array(sample_ids, pa.string()), self._table.column("sample_id"))
+        wanted = pa.array(sample_ids, pa.string())
+        found = pc.call_function(
+            "index_in", [wanted], pc.SetLookupOptions(self._table.column("sample_id"))
+        )
         return found.fill_null(-1).to_numpy().astype(np.int64)
 
     def _column(self, name: str, chunk: int) -> Any:
@@ -162,31 +177,58 @@ def write_store(
         DataError: There is no sample, or ids and mask of a sample differ in length.
     """
     facts = dict(metadata or {})
-    count = num_shards = in_shard = 0
     with new_artifact(path, kind=STORE_KIND, format_version=STORE_VERSION, metadata=facts) as out:
-        writer: pa.RecordBatchFileWriter | None = None
-        try:
+        with ShardWriter(out, shard_samples=shard_samples) as shards:
             for batch in _record_batches(samples, batch_samples):
-                if writer is None or in_shard >= shard_samples:
-                    if writer is not None:
-                        writer.close()
-                    writer = pa.ipc.new_file(out / f"shard-{num_shards:05d}.arrow", SCHEMA)
-                    num_shards += 1
-                    in_shard = 0
-                writer.write_batch(batch)
-                in_shard += batch.num_rows
-                count += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
-        if count == 0:
+                shards.write(batch)
+        if shards.num_samples == 0:
             raise DataError(f"the corpus for {path} is empty: no sample was left to store")
-        facts["num_samples"] = count
+        facts["num_samples"] = shards.num_samples
     return TokenStore.open(path)
+
+
+class ShardWriter:
+    """Writes record batches to numbered shard files of a folder, as a context manager.
+
+    Args:
+        folder: Where the shards go, usually the scratch folder of a new artifact.
+        shard_samples: A shard is full once it holds this many samples.
+    """
+
+    def __init__(self, folder: Path, *, shard_samples: int = 65_536) -> None:
+        self.num_samples = 0
+        self._folder = folder
+        self._shard_samples = shard_samples
+        self._writer: pa.RecordBatchFileWriter | None = None
+        self._num_shards = self._in_shard = 0
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch with the store's columns."""
+        if self._writer is None or self._in_shard >= self._shard_samples:
+            self._writer = self._next_shard()
+        self._writer.write_batch(batch)
+        self._in_shard += batch.num_rows
+        self.num_samples += batch.num_rows
+
+    def _next_shard(self) -> pa.RecordBatchFileWriter:
+        if self._writer is not None:
+            self._writer.close()
+        file = self._folder / f"{SHARD_PREFIX}{self._num_shards:05d}.arrow"
+        self._num_shards += 1
+        self._in_shard = 0
+        return pa.ipc.new_file(file, SCHEMA)
 
 
 def _record_batches(samples: Iterable[Sample], size: int) -> Iterator[pa.RecordBatch]:
     rows: list[Sample] = []
+    num_tokens = 0
     for sample in samples:
         if sample.input_ids.shape != sample.loss_mask.shape:
             raise DataError(
@@ -194,14 +236,16 @@ def _record_batches(samples: Iterable[Sample], size: int) -> Iterator[pa.RecordB
                 f"of {len(sample.loss_mask)}"
             )
         rows.append(sample)
-        if len(rows) == size:
-            yield _record_batch(rows)
-            rows = []
+        num_tokens += len(sample.input_ids)
+        if len(rows) == size or num_tokens >= BATCH_TOKENS:
+            yield record_batch(rows)
+            rows, num_tokens = [], 0
     if rows:
-        yield _record_batch(rows)
+        yield record_batch(rows)
 
 
-def _record_batch(rows: list[Sample]) -> pa.RecordBatch:
+def record_batch(rows: Sequence[Sample]) -> pa.RecordBatch:
+    """Return samples as a record batch with the store's columns."""
     lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int32)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     ids = np.concatenate([row.input_ids for row in rows]).astype(np.int32)

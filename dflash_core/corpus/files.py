@@ -1,0 +1,300 @@
+"""Rows of chat files, whatever holds them: JSONL, a JSON array, Parquet, Arrow, CSV, .gz, .zst.
+
+Files are streamed; a row that cannot be read becomes a `RawRow` with an error, and reading goes on.
+What a ``.json`` file holds is decided by its content, since half of them are JSONL.
+"""
+
+import csv
+import gzip
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash_core.errors import DataError
+
+__all__ = ["RawRow", "find_files", "iter_rows", "parse_row", "stem_of"]
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".traj", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
+COMPRESSED = (".gz", ".zst")
+BLOCK_BYTES = 1 << 20
+ROWS_OF_A_BATCH = 1_024
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """One row of a file, parsed or not.
+
+    Attributes:
+        number: Line of the file, or row of the table, counted from 1; 0 is the file as a whole.
+        data: JSON bytes still to be parsed, or the row's value.
+        error: Why there is no value.
+    """
+
+    number: int
+    data: Any = None
+    error: str | None = None
+
+
+def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """Return the chat files that files, folders and globs name, and folders that refuse to be read.
+
+    Order: as given, folders and globs sorted; a file named twice counts once.
+
+    Raises:
+        DataError: An input does not exist, or nothing in it looks like a chat file.
+    """
+    found: dict[Path, None] = {}
+    refused: list[tuple[Path, str]] = []
+    for given in inputs:
+        before = len(found) + len(refused)
+        if given.is_dir():
+            found.update(dict.fromkeys(_walk(given, refused)))
+        elif given.exists():
+            found[given] = None
+        elif any(character in str(given) for character in "*?["):
+            base = Path(given.anchor) if given.is_absolute() else Path()
+            pattern = str(given.relative_to(base))
+            found.update(dict.fromkeys(sorted(p for p in base.glob(pattern) if p.is_file())))
+        if len(found) + len(refused) == before and given not in found:
+            raise DataError(
+                f"{given} names no chat file; give existing files, folders or globs of "
+                f"{', '.join(SUFFIXES)} (also {' and '.join(COMPRESSED)})"
+            )
+    return list(found), refused
+
+
+def stem_of(path: Path) -> str:
+    """Return a file's name without compression and format suffixes."""
+    name = path.name
+    for suffixes in (COMPRESSED, SUFFIXES):
+        for suffix in suffixes:
+            name = name.removesuffix(suffix)
+    return name or path.name
+
+
+def iter_rows(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of one file; what cannot be read is told in the row's ``error``."""
+    number = 0
+    try:
+        for row in _open_rows(path):
+            number = row.number
+            yield row
+    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        where = f" after row {number}" if number else ""
+        yield RawRow(number + 1 if number else 0, error=f"cannot be read{where}: {reason}")
+
+
+def parse_row(row: RawRow) -> RawRow:
+    """Parse a row's JSON bytes, if that is what it holds."""
+    if not isinstance(row.data, bytes):
+        return row
+    try:
+        return RawRow(row.number, json.loads(row.data.decode()))
+    except UnicodeDecodeError as error:
+        byte = row.data[error.start]
+        return RawRow(row.number, error=f"is not UTF-8: byte 0x{byte:02x} at {error.start}")
+    except (ValueError, RecursionError) as error:
+        return RawRow(row.number, error=f"is not valid JSON: {error}")
+
+
+def _walk(folder: Path, refused: list[tuple[Path, str]]) -> Iterator[Path]:
+    def on_error(error: OSError) -> None:
+        refused.append((Path(error.filename), error.strerror or "cannot be read"))
+
+    for root, folders, names in os.walk(folder, onerror=on_error):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and _format_suffix(Path(name)) in SUFFIXES:
+                yield Path(root) / name
+
+
+def _format_suffix(path: Path) -> str:
+    if path.suffix.lower() in COMPRESSED:
+        path = path.with_suffix("")
+    return path.suffix.lower()
+
+
+def _text(stream: Any) -> io.TextIOWrapper:
+    """Decode anything; bytes that are no UTF-8 become lone surrogates, which the encoder names."""
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+@contextmanager
+def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
+        with pa.input_stream(str(path), compression="zstd") as stream:
+            yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, stream), BLOCK_BYTES))
+    elif suffix == ".gz":
+        with gzip.open(path) as stream:
+            yield cast(IO[bytes], stream)
+    else:
+        with path.open("rb") as stream:
+            yield stream
+
+
+def _open_rows(path: Path) -> Iterator[RawRow]:
+    suffix = _format_suffix(path)
+    with _open_bytes(path) as stream:
+        if suffix == ".parquet":
+            yield from _parquet_rows(stream)
+        elif suffix == ".arrow":
+            yield from _arrow_rows(stream)
+        elif suffix in (".csv", ".tsv"):
+            yield from _csv_rows(stream, "\t" if suffix == ".tsv" else ",")
+        elif suffix == ".txt":
+            text = _text(stream).read()
+            yield RawRow(1, {"text": text}) if text else RawRow(0, error="is empty")
+        else:
+            yield from _json_rows(stream)
+
+
+def _json_rows(stream: IO[bytes]) -> Iterator[RawRow]:
+    """Yield the rows of JSONL, of a JSON array, or the one value of a JSON document."""
+    first = b""
+    while not first.strip() and (line := stream.readline()):
+        first = line.removeprefix(b"\xef\xbb\xbf")
+    if not first.strip():
+        yield RawRow(0, error="is empty")
+        return
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        yield RawRow(0, error="is UTF-16, not UTF-8; convert it")
+        return
+    value, complete = _try_json(first)
+    second = stream.readline()
+    array = first.lstrip().startswith(b"[")
+    if complete and not (array and not second.strip() and not _is_chat(value)):
+        yield from _json_lines(stream, [first, second])
+    elif array:
+        yield from _array_rows(stream, first + second)
+    elif second.strip() and not second.lstrip().startswith((b"{", b"[")):
+        yield from _document(stream, first + second)
+    else:
+        yield from _json_lines(stream, [first, second])
+
+
+def _try_json(data: bytes) -> tuple[Any, bool]:
+    try:
+        return json.loads(data), True
+    except (ValueError, RecursionError):
+        return None, False
+
+
+def _is_chat(value: Any) -> bool:
+    """Say whether a list is one conversation rather than a list of rows."""
+    return bool(value) and all(
+        isinstance(item, dict) and ("role" in item or "from" in item) for item in value
+    )
+
+
+def _json_lines(stream: IO[bytes], head: Sequence[bytes]) -> Iterator[RawRow]:
+    # Bytes are cut at line feeds only: U+2028 inside a string is no line end.
+    for number, line in enumerate(chain(head, stream), start=1):
+        if line.strip():
+            yield RawRow(number, line)
+
+
+def _document(stream: IO[bytes], head: bytes) -> Iterator[RawRow]:
+    """Yield a whole JSON document as one row, or its lines where it is none."""
+    data = head + stream.read()
+    value, complete = _try_json(data)
+    if complete:
+        yield RawRow(1, value)
+    else:
+        yield from _json_lines(io.BytesIO(data), [])
+
+
+def _array_rows(stream: IO[bytes], head: bytes) -> Iterator[RawRow]:
+    """Yield the items of a JSON array without holding it as a whole."""
+    joined = io.BufferedReader(cast(io.RawIOBase, _Chained(head, stream)), BLOCK_BYTES)
+    text = _text(joined)
+    decoder = json.JSONDecoder()
+    number, ended = 0, False
+    buffer = text.read(BLOCK_BYTES).lstrip()[1:]
+    while True:
+        buffer = buffer.lstrip(" \t\r\n,")
+        if buffer.startswith("]"):
+            return
+        try:
+            item, end = decoder.raw_decode(buffer)
+            # A number at the end of the buffer may go on in the next block.
+            if end == len(buffer) and not ended:
+                raise ValueError
+        except (ValueError, RecursionError) as error:
+            if ended:
+                reason = f"array is not valid JSON from its item {number + 1} on: {error}"
+                yield RawRow(number + 1, error=reason)
+                return
+            more = text.read(max(BLOCK_BYTES, len(buffer)))
+            ended = not more
+            buffer += more
+            continue
+        number += 1
+        yield RawRow(number, item)
+        buffer = buffer[end:]
+
+
+class _Chained(io.RawIOBase):
+    """Bytes already read, then the rest of the stream."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        self._head = io.BytesIO(head)
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head.read(len(buffer)) or self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _parquet_rows(stream: IO[bytes]) -> Iterator[RawRow]:
+    source = stream if stream.seekable() else io.BytesIO(stream.read())
+    number = 0
+    for batch in pq.ParquetFile(source).iter_batches(batch_size=ROWS_OF_A_BATCH):
+        for value in batch.to_pylist():
+            number += 1
+            yield RawRow(number, value)
+
+
+def _arrow_rows(stream: IO[bytes]) -> Iterator[RawRow]:
+    """Yield the rows of an Arrow file or, as the datasets library writes, an Arrow stream."""
+    source = stream if stream.seekable() else io.BytesIO(stream.read())
+    try:
+        reader = pa.ipc.open_file(source)
+        batches = (reader.get_batch(k) for k in range(reader.num_record_batches))
+    except pa.ArrowInvalid:
+        source.seek(0)
+        batches = iter(pa.ipc.open_stream(source))
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS_OF_A_BATCH):
+            for value in batch.slice(start, ROWS_OF_A_BATCH).to_pylist():
+                number += 1
+                yield RawRow(number, value)
+
+
+def _csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[RawRow]:
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.DictReader(_text(stream), delimiter=delimiter)
+    number = 0
+    for number, row in enumerate(reader, start=1):
+        if None in row or None in row.values():
+            yield RawRow(number, error="has another number of fields than the header")
+        else:
+            yield RawRow(number, row)
+    if number == 0:
+        yield RawRow(0, error="is empty")

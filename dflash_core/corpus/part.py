@@ -1,0 +1,290 @@
+"""One part of a preparation: a few hundred rows of chat files, tokenised, in one Arrow file.
+
+A part depends on its rows and the settings alone, never on which worker made it. It is renamed
+into place when complete, its summary and refused rows in its own metadata, so that a restart takes
+up exactly the parts that are missing.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from dflash_core.artifacts import atomic_write
+from dflash_core.config import FrozenModel
+from dflash_core.corpus.chats import Conversation, Format, convert_row, detect_format
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.files import RawRow, parse_row, stem_of
+from dflash_core.corpus.masking import ChatEncoder, EncodedChat
+from dflash_core.corpus.spans import Rendering
+from dflash_core.corpus.store import SCHEMA, Sample, record_batch
+from dflash_core.errors import ConfigError, DataError
+
+__all__ = ["PART_SCHEMA", "PROVENANCE", "PartSummary", "Reject", "Tokeniser", "read_part"]
+
+PROVENANCE = pa.schema(
+    [
+        ("content_hash", pa.binary(16)),
+        ("group", pa.string()),
+        ("file", pa.string()),
+        ("line", pa.int64()),
+    ]
+)
+PART_SCHEMA = pa.schema([*SCHEMA, *PROVENANCE])
+SUMMARY_KEY = b"summary"
+
+
+class Reject(FrozenModel):
+    """A row that is not in the store, and why."""
+
+    file: str
+    """Name of its file, as given."""
+    line: int
+    """Line or row, counted from 1; 0 for the file as a whole."""
+    reason: str
+    """Why, in words."""
+    sample_id: str = ""
+    """Its own id, where it has one."""
+
+
+class PartSummary(FrozenModel):
+    """What became of the rows of one part."""
+
+    num_rows: int
+    """Rows read, unreadable ones included."""
+    num_samples: int
+    """Samples made of them."""
+    formats: dict[str, dict[str, int]]
+    """Rows by file and the format they were taken for."""
+    rejects: list[Reject]
+    """Rows refused."""
+    num_truncated: int
+    """Samples cut at the limit."""
+    truncated_tokens: int
+    """Tokens cut off."""
+    truncated_supervised: int
+    """Supervised tokens cut off."""
+    render_s: float
+    """Seconds spent rendering templates and finding answers."""
+    tokenise_s: float
+    """Seconds spent in the tokenizer."""
+
+
+@dataclass
+class _Draft:
+    """A part in the making."""
+
+    samples: list[Sample] = field(default_factory=list)
+    provenance: list[tuple[bytes, str, str, int]] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    formats: dict[str, Counter[str]] = field(default_factory=dict)
+    truncated: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    file: Path
+    line: int
+    conversation: Conversation
+
+
+class Tokeniser:
+    """Makes parts out of rows.
+
+    Args:
+        tokenizer: Tokenizer folder, or a loaded fast tokenizer.
+        config: Settings of the preparation.
+
+    Raises:
+        ConfigError: The folder holds no tokenizer that can be used.
+    """
+
+    def __init__(self, tokenizer: Path | PreTrainedTokenizerBase, config: PrepareConfig) -> None:
+        self.config = config
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+        self.encoder = ChatEncoder(
+            self.tokenizer,
+            chat_template=config.chat_template,
+            template_variables=config.template_variables,
+        )
+        self._vocab_size = len(self.tokenizer)
+
+    def write_part(self, path: Path, rows: Sequence[tuple[Path, RawRow]]) -> PartSummary:
+        """Tokenise rows and write them as one part."""
+        draft = _Draft()
+        started = time.perf_counter()
+        rendered = list(self._render(rows, draft))
+        tokenising = time.perf_counter()
+        encoded = self._encode([rendering for _, rendering in rendered])
+        ended = time.perf_counter()
+        for (origin, _), chat in zip(rendered, encoded, strict=True):
+            self._keep(origin, chat, draft)
+        summary = PartSummary(
+            num_rows=len(rows),
+            num_samples=len(draft.samples),
+            formats={name: dict(counts) for name, counts in draft.formats.items()},
+            rejects=draft.rejects,
+            num_truncated=len(draft.truncated),
+            truncated_tokens=sum(tokens for tokens, _ in draft.truncated),
+            truncated_supervised=sum(supervised for _, supervised in draft.truncated),
+            render_s=tokenising - started,
+            tokenise_s=ended - tokenising,
+        )
+        _write(path, draft, summary)
+        return summary
+
+    def _render(
+        self, rows: Sequence[tuple[Path, RawRow]], draft: _Draft
+    ) -> Iterator[tuple[_Origin, Rendering | EncodedChat]]:
+        for file, raw in rows:
+            row = parse_row(raw)
+            try:
+                if row.error is not None:
+                    raise DataError(row.error)
+                form = self._format(row.data)
+                conversations = convert_row(row.data, form)
+            except DataError as error:
+                draft.rejects.append(_reject(file, row.number, error, _own_id(row.data)))
+                continue
+            draft.formats.setdefault(_printable(str(file)), Counter())[form] += 1
+            for conversation in conversations:
+                try:
+                    rendered = self._render_one(conversation)
+                except DataError as error:
+                    draft.rejects.append(_reject(file, row.number, error, conversation.row_id))
+                else:
+                    yield _Origin(file, row.number, conversation), rendered
+
+    def _format(self, data: Any) -> Format:
+        return detect_format(data) if self.config.format == "auto" else self.config.format
+
+    def _render_one(self, conversation: Conversation) -> Rendering | EncodedChat:
+        if conversation.input_ids is not None and conversation.loss_mask is not None:
+            return self._check_ids(conversation.input_ids, conversation.loss_mask)
+        if conversation.text is not None:
+            return self.encoder.encode_text(conversation.text)
+        messages = conversation.messages
+        if not any(message["role"] == "assistant" for message in messages):
+            raise DataError("has no assistant turn to supervise")
+        return self.encoder.render(messages, tools=conversation.tools or None)
+
+    def _check_ids(self, ids: tuple[int, ...], mask: tuple[int, ...]) -> EncodedChat:
+        low, high = (min(ids), max(ids)) if ids else (0, 0)
+        if low < 0 or high >= self._vocab_size:
+            raise DataError(
+                f"has the token id {low if low < 0 else high}, outside the tokenizer's "
+                f"{self._vocab_size:,} ids"
+            )
+        return EncodedChat(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_))
+
+    def _encode(self, rendered: Sequence[Rendering | EncodedChat]) -> list[EncodedChat]:
+        chats = [item for item in rendered if isinstance(item, Rendering)]
+        encoded = iter(self.encoder.encode_rendered(chats, supervise=self.config.supervise))
+        return [item if isinstance(item, EncodedChat) else next(encoded) for item in rendered]
+
+    def _keep(self, origin: _Origin, chat: EncodedChat, draft: _Draft) -> None:
+        """Cut a sample at the limit and keep it, or refuse it."""
+        limit = self.config.max_length
+        conversation = origin.conversation
+        ids, mask = chat.input_ids[:limit], chat.loss_mask[:limit]
+        over = len(chat.input_ids) - len(ids)
+        reason = None
+        if over and self.config.oversize == "drop":
+            reason = (
+                f"has {len(chat.input_ids):,} tokens, more than max_length {limit:,}, and oversize "
+                "is 'drop'"
+            )
+        elif not mask.any():
+            lost = int(np.count_nonzero(chat.loss_mask))
+            reason = (
+                f"has no supervised token within max_length {limit:,}, {lost:,} behind it"
+                if lost
+                else "has no supervised token"
+            )
+        if reason is not None:
+            error = DataError(reason)
+            draft.rejects.append(_reject(origin.file, origin.line, error, conversation.row_id))
+            return
+        if over:
+            supervised = int(np.count_nonzero(chat.loss_mask[limit:]))
+            draft.truncated.append((over, supervised))
+        stem = _printable(stem_of(origin.file))
+        name = _printable(conversation.row_id) or str(origin.line)
+        domain = _printable(conversation.domain) or stem
+        digest = conversation.content_hash
+        draft.samples.append(Sample(ids, mask, domain, f"{stem}/{name}"))
+        draft.provenance.append(
+            (
+                bytes.fromhex(digest[:32]),
+                _printable(conversation.group) or digest[:32],
+                _printable(str(origin.file)),
+                origin.line,
+            )
+        )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer folder without network access.
+
+    Raises:
+        ConfigError: The folder does not exist or holds no tokenizer.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no tokenizer folder {folder}; give one with --tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{folder} holds no usable tokenizer: {reason}") from None
+
+
+def read_part(path: Path) -> tuple[PartSummary, pa.Table] | None:
+    """Map a finished part; None when the file is none."""
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        metadata = table.schema.metadata or {}
+        return PartSummary.model_validate_json(metadata[SUMMARY_KEY]), table
+    except (OSError, pa.ArrowException, KeyError, ValueError):
+        return None
+
+
+def _write(path: Path, draft: _Draft, summary: PartSummary) -> None:
+    columns = [
+        pa.array([row[k] for row in draft.provenance], kind.type)
+        for k, kind in enumerate(PROVENANCE)
+    ]
+    schema = PART_SCHEMA.with_metadata({SUMMARY_KEY: summary.model_dump_json().encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        if draft.samples:
+            batch = record_batch(draft.samples)
+            writer.write_batch(pa.record_batch([*batch.columns, *columns], schema=schema))
+    atomic_write(path, sink.getvalue().to_pybytes())
+
+
+def _reject(file: Path, line: int, error: DataError, sample_id: str) -> Reject:
+    return Reject(
+        file=_printable(str(file)),
+        line=line,
+        reason=_printable(str(error)),
+        sample_id=_printable(sample_id),
+    )
+
+
+def _printable(text: str) -> str:
+    """Return text with lone surrogates spelled out, which no file format takes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _own_id(data: Any) -> str:
+    if isinstance(data, dict):
+        for name in ("id", "uid", "conversation_id", "sample_id"):
+            if isinstance(data.get(name), str | int):
+                return str(data[name])
+    return ""

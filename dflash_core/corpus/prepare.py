@@ -1,0 +1,265 @@
+"""Chat files to a token store, on all cores, in parts that a restart takes up again.
+
+The input is cut into parts of rows by the files alone; parts are tokenised by any number of
+workers and joined in their order, so the store's bytes do not depend on how many there were.
+Memory holds a few parts, never the corpus; 16 bytes a row find duplicates.
+"""
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+from dflash_core.artifacts import atomic_write, content_digest, core_digest
+from dflash_core.corpus.assemble import PrepareReport, Selection, assemble
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.files import RawRow, find_files, iter_rows
+from dflash_core.corpus.part import Tokeniser, read_part
+from dflash_core.errors import DataError, DFlashError
+
+__all__ = ["OnProgress", "prepare", "prepare_parts"]
+
+OnProgress = Callable[[int, int], None]
+"""Called with the input bytes done and those there are; compressed files count as they lie."""
+
+ROWS_OF_A_PART = 512
+BYTES_OF_A_PART = 4 << 20
+PARTS_AHEAD = 3
+
+Rows = list[tuple[Path, RawRow]]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The rows of one part, files by their label, and the input bytes done behind it."""
+
+    rows: Rows
+    done_bytes: int
+
+
+def prepare(
+    inputs: Sequence[Path],
+    tokenizer: Path,
+    out: Path,
+    config: PrepareConfig,
+    *,
+    workers: int | None = None,
+    selection: Selection = Selection(),  # noqa: B008  (frozen)
+    on_progress: OnProgress | None = None,
+) -> PrepareReport:
+    """Tokenise chat files into a token store.
+
+    Stopped at any moment, the same call goes on with the parts that are missing.
+
+    Args:
+        inputs: Files, folders and globs.
+        tokenizer: Tokenizer folder with a chat template.
+        out: Store directory; replaced once everything is written.
+        config: Settings of rows.
+        workers: Processes; one for each core when not given. Does not change a byte.
+        selection: Which of the samples are stored; all unique ones when not given.
+        on_progress: Called after each part.
+
+    Returns:
+        What became of the rows.
+
+    Raises:
+        DataError: An input is missing, nothing is left, or too many rows were refused; the refused
+            rows then stand in ``<out>.rejects.jsonl``.
+    """
+    with prepare_parts(
+        inputs, tokenizer, out, config, workers=workers, on_progress=on_progress
+    ) as parts:
+        facts = {"tokenizer": str(tokenizer), "inputs": [str(path) for path in inputs]}
+        return assemble(parts, out, config, selection, facts=facts)
+
+
+@contextmanager
+def prepare_parts(
+    inputs: Sequence[Path],
+    tokenizer: Path,
+    out: Path,
+    config: PrepareConfig,
+    *,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> Iterator[list[Path]]:
+    """Give the finished parts of the inputs, for one or several stores; removed on success."""
+    files, refused = find_files(inputs)
+    work = out.parent / f".{out.name}.prepare"
+    with _locked(work):
+        _start_or_resume(work, _fingerprint(files, tokenizer, config))
+        chunks = _chunks(files, refused)
+        total = sum(file.stat().st_size for file in files)
+
+        def tell(done: int) -> None:
+            if on_progress is not None:
+                on_progress(done, total)
+
+        count = workers if workers is not None else len(os.sched_getaffinity(0))
+        try:
+            parts = (
+                _run_here(chunks, work, tokenizer, config, tell)
+                if count <= 1
+                else _run_pool(chunks, work, tokenizer, config, count, tell)
+            )
+        except OSError as error:
+            raise DFlashError(
+                f"{work} cannot be written: {error.strerror or error}; free some space and run the "
+                "same command again, it goes on where it stopped"
+            ) from error
+        yield parts
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_here(
+    chunks: Iterator[_Chunk],
+    work: Path,
+    tokenizer: Path,
+    config: PrepareConfig,
+    tell: Callable[[int], None],
+) -> list[Path]:
+    tokeniser: Tokeniser | None = None
+    parts = []
+    for number, chunk in enumerate(chunks):
+        part = _part_path(work, number)
+        if read_part(part) is None:
+            tokeniser = tokeniser or Tokeniser(tokenizer, config)
+            tokeniser.write_part(part, chunk.rows)
+        parts.append(part)
+        tell(chunk.done_bytes)
+    return parts
+
+
+def _run_pool(
+    chunks: Iterator[_Chunk],
+    work: Path,
+    tokenizer: Path,
+    config: PrepareConfig,
+    count: int,
+    tell: Callable[[int], None],
+) -> list[Path]:
+    numbered = enumerate(chunks)
+    parts: list[Path] = []
+    waiting: list[tuple[Path, Future[None] | None, int]] = []
+    with ProcessPoolExecutor(
+        count, get_context("spawn"), initializer=_start_worker, initargs=(tokenizer, config)
+    ) as pool:
+        try:
+            while True:
+                for number, chunk in islice(numbered, count * PARTS_AHEAD - len(waiting)):
+                    part = _part_path(work, number)
+                    done = read_part(part) is not None
+                    future = None if done else pool.submit(_work, part, chunk.rows)
+                    waiting.append((part, future, chunk.done_bytes))
+                if not waiting:
+                    return parts
+                part, future, done_bytes = waiting.pop(0)
+                if future is not None:
+                    future.result()
+                parts.append(part)
+                tell(done_bytes)
+        except BrokenProcessPool:
+            raise DFlashError(
+                f"a tokenising worker died while {len(parts)} parts were done, probably for want "
+                "of memory; run the same command again with fewer workers, it goes on there"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_TOKENISER: list[Tokeniser] = []
+
+
+def _start_worker(tokenizer: Path, config: PrepareConfig) -> None:
+    # One thread for each worker: the processes already use every core.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    parent = os.getppid()
+
+    def die_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    _TOKENISER.append(Tokeniser(tokenizer, config))
+
+
+def _work(part: Path, rows: Rows) -> None:
+    _TOKENISER[0].write_part(part, rows)
+
+
+def _chunks(files: Sequence[Path], refused: Sequence[tuple[Path, str]]) -> Iterator[_Chunk]:
+    """Yield rows in order, a part at a time, across files."""
+    labels = _labels([*files, *(path for path, _ in refused)])
+    rows: Rows = [
+        (labels[path], RawRow(0, error=f"cannot be read: {why}")) for path, why in refused
+    ]
+    size = done = 0
+    for file in files:
+        file_bytes, of_file = file.stat().st_size, 0
+        for row in iter_rows(file):
+            rows.append((labels[file], row))
+            row_bytes = len(row.data) if isinstance(row.data, bytes) else 0
+            size += row_bytes
+            of_file += row_bytes
+            if len(rows) >= ROWS_OF_A_PART or size >= BYTES_OF_A_PART:
+                yield _Chunk(rows, done + min(of_file, file_bytes))
+                rows, size = [], 0
+        done += file_bytes
+    if rows:
+        yield _Chunk(rows, done)
+
+
+def _labels(files: Sequence[Path]) -> dict[Path, Path]:
+    """Name files by their path below the folder they share, the same wherever that folder lies."""
+    absolute = {file: Path(os.path.abspath(file)) for file in files}  # noqa: PTH100
+    shared = os.path.commonpath([path.parent for path in absolute.values()]) if files else ""
+    return {file: path.relative_to(shared) for file, path in absolute.items()}
+
+
+def _part_path(work: Path, number: int) -> Path:
+    return work / f"part-{number:06d}.arrow"
+
+
+def _fingerprint(files: Sequence[Path], tokenizer: Path, config: PrepareConfig) -> str:
+    """Digest whatever a part depends on; other contents, settings or code start afresh."""
+
+    def stats(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
+        return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+
+    own = sorted(path for path in tokenizer.glob("*") if path.is_file())
+    return content_digest(
+        stats(files), stats(own), config.model_dump(mode="json"), core_digest(), ROWS_OF_A_PART
+    )
+
+
+def _start_or_resume(work: Path, fingerprint: str) -> None:
+    mark = work / "fingerprint"
+    if not mark.is_file() or mark.read_text() != fingerprint:
+        for leftover in work.glob("*.arrow"):
+            leftover.unlink()
+        atomic_write(mark, fingerprint)
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(
+                f"another process is preparing the same store ({work}); wait for it or give "
+                "another --out"
+            ) from None
+        yield
