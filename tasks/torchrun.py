@@ -1,0 +1,212 @@
+"""Start torchrun as a child, follow it, and leave no rank behind whatever happens.
+
+torchrun gives every rank its own session, so only torchrun can stop its ranks, and only the
+kernel can stop torchrun when this process is killed: the launcher asks for SIGTERM on its
+parent's death, and each rank for SIGKILL. Call from the flow's own thread, never through
+``.submit()``: the kernel counts the death of the thread that forked.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_core.config import FrozenModel
+from dflash_core.errors import Interrupted, TrainingError
+
+__all__ = ["RankStatus", "read_status", "run_torchrun"]
+
+OnLine = Callable[[str], None]
+OnMetrics = Callable[[list[dict[str, Any]]], None]
+
+# Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
+SHUTDOWN_TIMEOUT_S = 15
+POLL_S = 0.5
+LAST_LINES = 60
+PR_SET_PDEATHSIG = 1
+DIE_WITH_PARENT = (
+    "import ctypes,os,sys;"
+    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG},{int(signal.SIGTERM)},0,0,0);"
+    "os.execvp(sys.argv[1],sys.argv[1:])"
+)
+ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupted)\b.*")
+
+
+class RankStatus(FrozenModel):
+    """What the ranks wrote to ``status.json``."""
+
+    state: str
+    """running, finished, interrupted or failed."""
+    step: int = 0
+    """Steps done."""
+    num_steps: int = 0
+    """Steps of the run."""
+    reason: str = ""
+    """Why it stopped, when it did not finish."""
+
+
+def read_status(run_dir: Path) -> RankStatus | None:
+    """Return what the ranks last wrote of themselves, or None before they wrote anything."""
+    file = run_dir / "status.json"
+    if not file.is_file():
+        return None
+    raw = json.loads(file.read_text())
+    return RankStatus(**{name: raw[name] for name in RankStatus.model_fields if name in raw})
+
+
+def run_torchrun(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    num_ranks: int,
+    run_dir: Path,
+    threads_per_rank: int = 1,
+    on_line: OnLine | None = None,
+    on_metrics: OnMetrics | None = None,
+) -> None:
+    """Run a module under torchrun on this machine until it ends.
+
+    Args:
+        module: Module to run in each rank.
+        arguments: Its arguments; they come after the module's name, where torchrun reads none.
+        num_ranks: Processes.
+        run_dir: Folder with ``status.json`` and ``metrics.jsonl``.
+        threads_per_rank: CPU threads of each process.
+        on_line: Called with each line that ranks print.
+        on_metrics: Called with new lines of ``metrics.jsonl``, several at a time.
+
+    Raises:
+        Interrupted: The ranks saved and stopped on request.
+        TrainingError: A rank failed; its own last error comes first.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "status.json").unlink(missing_ok=True)
+    command = [
+        *(sys.executable, "-c", DIE_WITH_PARENT),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        f"--nproc-per-node={num_ranks}",
+        f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
+        *("-m", module, *arguments),
+    ]
+    process = subprocess.Popen(
+        command,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads_per_rank),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONUNBUFFERED": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        errors="replace",
+    )
+    tail = _MetricsTail(run_dir / "metrics.jsonl", on_metrics)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    try:
+        _follow(process, last, on_line, tail)
+    finally:
+        _stop(process)
+        tail.stop()
+    _judge(process.returncode, read_status(run_dir), last)
+
+
+def _follow(
+    process: "subprocess.Popen[str]", last: deque[str], on_line: OnLine | None, tail: "_MetricsTail"
+) -> None:
+    assert process.stdout is not None
+    tail.start()
+    for raw in process.stdout:
+        line = raw.rstrip()
+        last.append(line)
+        if on_line is not None and line:
+            on_line(line)
+    process.wait()
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """End torchrun, which ends its ranks; it gets its time to save first."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(SHUTDOWN_TIMEOUT_S + 5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _judge(code: int, status: RankStatus | None, last: Sequence[str]) -> None:
+    """Turn torchrun's exit, which is 1 for everything, into what the ranks said."""
+    if status is not None and status.state == "interrupted":
+        raise Interrupted(
+            f"stopped on request after step {status.step} of {status.num_steps}; the same command "
+            "continues from there"
+        )
+    if code == 0 and (status is None or status.state == "finished"):
+        return
+    reason = status.reason if status is not None and status.state == "failed" else ""
+    where = f" after step {status.step}" if status is not None and status.step else ""
+    raise TrainingError(f"training failed{where}: {reason or _root_cause(last, code)}")
+
+
+def _root_cause(last: Sequence[str], code: int) -> str:
+    """Return the first error that a rank printed; the peers' follow-up errors come later."""
+    for line in last:
+        if ERROR_LINE.match(line.strip()) and "ChildFailedError" not in line:
+            return line.strip()
+    for line in last:
+        if "exitcode" in line:
+            return line.strip()
+    return f"torchrun ended with exit code {code}"
+
+
+class _MetricsTail:
+    """Hands over complete new lines of a growing file from a thread of its own."""
+
+    def __init__(self, file: Path, on_metrics: OnMetrics | None) -> None:
+        self._file = file
+        self._on_metrics = on_metrics
+        self._offset = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the file from its start; consumers drop steps they already have."""
+        if self._on_metrics is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over what is left and end."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(POLL_S):
+            self._read()
+        self._read()
+
+    def _read(self) -> None:
+        assert self._on_metrics is not None
+        if not self._file.is_file():
+            return
+        if self._file.stat().st_size < self._offset:
+            self._offset = 0  # a resumed run rewrote it up to its checkpoint
+        with self._file.open("rb") as stream:
+            stream.seek(self._offset)
+            data = stream.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        lines = [json.loads(line) for line in data[:end].splitlines()]
+        if lines:
+            self._on_metrics(lines)
