@@ -1,0 +1,199 @@
+"""Load the frozen target and read its hidden features without running its head.
+
+Legend: B rows, T token slots, F features (captured layers times width), D width.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from dflash_core.errors import TargetError
+from dflash_core.target.config import TargetConfig
+from dflash_core.target.layers import resolve_layer_ids
+
+__all__ = ["Target", "load_target", "target_digest"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Target:
+    """A frozen causal language model whose decoder layers can be listened to.
+
+    Attributes:
+        model: The transformers model, in evaluation mode, without gradients.
+        tokenizer: Its tokenizer.
+        layer_ids: Decoder layers that feed the drafter, in order.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: PreTrainedTokenizerFast, layer_ids: tuple[int, ...]
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.layer_ids = layer_ids
+
+    @property
+    def input_embeddings(self) -> Any:
+        """The embedding module."""
+        return self.model.get_input_embeddings()
+
+    @property
+    def lm_head(self) -> Any:
+        """The head module."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def decoder(self) -> Any:
+        """The model without its head."""
+        return self.model.get_decoder()
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the model."""
+        return self.input_embeddings.weight.shape[1]
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.decoder.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.input_embeddings.weight.shape[0]
+
+    @torch.no_grad()
+    def features(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
+    ) -> Tensor:
+        """Return the outputs of the captured layers side by side, shape (B, T, F).
+
+        Layers above the last captured one are not run, nor is the head.
+
+        Args:
+            input_ids_BT: Token ids, right-padded.
+            attention_mask_BT: True on real tokens; all when not given.
+            position_ids_BT: Positions; counted from 0 in each row when not given.
+        """
+        with self._listening() as heard, suppress(_Heard):
+            self.decoder(
+                input_ids=input_ids_BT,
+                attention_mask=None if attention_mask_BT is None else attention_mask_BT.long(),
+                position_ids=position_ids_BT,
+                use_cache=False,
+            )
+        return torch.cat([heard[layer] for layer in self.layer_ids], dim=-1)
+
+    @contextmanager
+    def _listening(self) -> Iterator[dict[int, Tensor]]:
+        heard: dict[int, Tensor] = {}
+        last = max(self.layer_ids)
+
+        def listen(layer: int) -> Any:
+            def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+                heard[layer] = output[0] if isinstance(output, tuple) else output
+                if layer == last:
+                    raise _Heard
+
+            return hook
+
+        handles = [
+            self.decoder.layers[layer].register_forward_hook(listen(layer))
+            for layer in self.layer_ids
+        ]
+        try:
+            yield heard
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class _Heard(Exception):
+    pass
+
+
+def load_target(config: TargetConfig, *, device: torch.device | str = "cpu") -> Target:
+    """Load a transformers folder as a frozen target.
+
+    Args:
+        config: Where it is and how it runs.
+        device: Where its weights go.
+
+    Raises:
+        TargetError: The folder is no causal language model with a fast tokenizer, or its layers
+            do not fit ``target.layer_ids``.
+    """
+    _check_folder(config.path)
+    trust = config.trust_remote_code
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
+        model = AutoModelForCausalLM.from_pretrained(
+            config.path,
+            dtype=DTYPES[config.dtype],
+            attn_implementation=config.attention,
+            trust_remote_code=trust,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise TargetError(
+            f"{config.path} cannot be loaded as a target model: {first}; set target.path to a "
+            "transformers folder of a causal language model"
+        ) from None
+    model = model.to(device).eval().requires_grad_(False)
+    if not hasattr(model.get_decoder(), "layers"):
+        raise TargetError(
+            f"{config.path} is a {type(model).__name__} without decoder layers to listen to; set "
+            "target.path to a decoder-only language model"
+        )
+    num_layers = len(model.get_decoder().layers)
+    layer_ids = resolve_layer_ids(num_layers, config.num_features, config.layer_ids)
+    return Target(model, tokenizer, layer_ids)
+
+
+def target_digest(path: Path) -> str:
+    """Return a hash of a target folder's config, weights and tokenizer.
+
+    Raises:
+        TargetError: The folder is no transformers folder.
+    """
+    _check_folder(path)
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        if file.suffix in {".json", ".safetensors", ".jinja"}:
+            digest.update(file.name.encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise TargetError(f"there is no target folder {path}; set target.path to an existing one")
+    file = path / "config.json"
+    if not file.is_file():
+        raise TargetError(
+            f"{path} is no target model: it has no config.json; set target.path to a "
+            "transformers folder"
+        )
+    try:
+        raw = json.loads(file.read_bytes())
+        if not isinstance(raw, dict) or "model_type" not in raw:
+            raise ValueError("it names no model_type")
+        AutoConfig.for_model(raw["model_type"])
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+        raise TargetError(
+            f"{file} describes no model that can be loaded ({first}); set target.path to a "
+            "transformers folder of a causal language model"
+        ) from None

@@ -1,0 +1,88 @@
+"""The target: features against transformers' own hidden states, layers, and bad folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_core.errors import TargetError
+from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
+from tests.tiny import TINY_LAYER_IDS, tiny_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"))
+
+
+def test_features_are_the_outputs_of_the_named_layers(folder: Path) -> None:
+    target = load_target(TargetConfig(path=folder, layer_ids=(0, 2)))
+    ids = torch.randint(4, 384, (2, 9), generator=torch.Generator().manual_seed(0))
+    states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
+    expected = torch.cat([states[1], states[3]], dim=-1)
+    assert torch.equal(target.features(ids), expected)
+
+
+def test_padding_changes_no_feature_of_a_real_token(folder: Path) -> None:
+    target = load_target(TargetConfig(path=folder, layer_ids=TINY_LAYER_IDS))
+    ids = torch.randint(4, 384, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[0, 7:] = False
+    together = target.features(ids, mask)[0, :7]
+    alone = target.features(ids[:1, :7])[0]
+    # Sums of 32 float32 products in another order: a few units in the last place.
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_no_hook_stays_behind(folder: Path) -> None:
+    target = load_target(TargetConfig(path=folder, layer_ids=TINY_LAYER_IDS))
+    target.features(torch.tensor([[5, 6]]))
+    assert not any(layer._forward_hooks for layer in target.decoder.layers)
+    assert not any(parameter.requires_grad for parameter in target.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "expected"), [(36, (1, 9, 17, 25, 33)), (64, (1, 16, 31, 46, 61))]
+)
+def test_published_rule(num_layers: int, expected: tuple[int, ...]) -> None:
+    assert resolve_layer_ids(num_layers, 5) == expected
+    assert resolve_layer_ids(num_layers, 1) == (num_layers // 2,)
+
+
+@pytest.mark.parametrize(
+    ("layer_ids", "words"),
+    [
+        (None, "repeats a layer; set target.layer_ids"),
+        ((0, 0), "repeats a layer"),
+        ((0, 4), r"names layer 4, but the target has layers 0\.\.3"),
+        ((-1,), "names layer -1"),
+    ],
+)
+def test_wrong_layers_are_named(layer_ids: tuple[int, ...] | None, words: str) -> None:
+    with pytest.raises(TargetError, match=words):
+        resolve_layer_ids(4, 5, layer_ids)
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="no target folder"):
+        load_target(TargetConfig(path=tmp_path / "nowhere"))
+    with pytest.raises(TargetError, match=r"no config\.json"):
+        load_target(TargetConfig(path=tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
+    with pytest.raises(TargetError, match="no model that can be loaded"):
+        load_target(TargetConfig(path=tmp_path))
+
+
+def test_a_model_without_weights_is_named(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(TargetError, match="cannot be loaded as a target model"):
+        load_target(TargetConfig(path=tmp_path))
+
+
+def test_digest_follows_the_weights(folder: Path, tmp_path: Path) -> None:
+    other = tiny_target(tmp_path / "other", seed=1)
+    same = tiny_target(tmp_path / "same")
+    assert target_digest(folder) == target_digest(same) != target_digest(other)
