@@ -1,8 +1,9 @@
 """Settings of the batch planner."""
 
+from itertools import pairwise
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dflash_core.config import FrozenModel
 from dflash_core.planning.anchors import AnchorConfig
@@ -19,7 +20,7 @@ class BatchingConfig(FrozenModel):
 
     strategy: str = "bucketed"
     """Name of a registered strategy: sorted, random, bucketed, pooled or packed."""
-    token_budget: int = Field(default=49_152, ge=1)
+    token_budget: int = Field(default=49_152, ge=1, le=2**40)
     """Most token slots, padding included, in one micro-batch on one rank."""
     anchor_budget: int | None = Field(default=None, ge=1)
     """Most anchors in one micro-batch; unlimited when not given."""
@@ -31,7 +32,7 @@ class BatchingConfig(FrozenModel):
     """How micro-batches are spread over steps and ranks."""
     tail: Tail = "partial"
     """A short last step stays short, is filled with weight-0 repeats, or is dropped."""
-    max_length: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=1, lt=2**31 - 1)
     """Longest sample in tokens; token_budget when not given."""
     oversize: Oversize = "error"
     """What happens to samples that are longer than max_length or have no usable length."""
@@ -47,3 +48,14 @@ class BatchingConfig(FrozenModel):
     """Samples that the pooled strategy sorts together."""
     anchors: AnchorConfig = AnchorConfig()
     """The anchor rule, used with anchor_budget and by training."""
+
+    @field_validator("edges")
+    @classmethod
+    def _check_edges(cls, edges: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if edges is None:
+            return None
+        if not 1 <= len(edges) <= 128:
+            raise ValueError(f"{len(edges)} edges are given; give 1 to 128")
+        if edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
+            raise ValueError(f"edges {list(edges)} must be positive and increasing")
+        return edges

@@ -1,0 +1,235 @@
+"""From lengths to an epoch plan: compose micro-batches, mix them into steps, lay them out."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dflash_core.compiled import compiled
+from dflash_core.errors import ConfigError, PlanError
+from dflash_core.planning.anchors import num_anchors
+from dflash_core.planning.batches import Batches, Samples
+from dflash_core.planning.config import BatchingConfig
+from dflash_core.planning.cost import PlanCost
+from dflash_core.planning.epoch_plan import EpochPlan
+from dflash_core.planning.identity import PlanIdentity
+from dflash_core.planning.limits import (
+    budgeted_anchors,
+    check_population,
+    check_sums,
+    longest_allowed,
+    usable_supervised,
+)
+from dflash_core.planning.mixing import mix_steps
+from dflash_core.planning.ranks import assign_ranks
+from dflash_core.planning.shuffling import random_stream
+from dflash_core.planning.strategies import STRATEGIES
+from dflash_core.profiling import Screened, screen_lengths
+
+__all__ = ["plan_epoch"]
+
+COMPOSE, MIX, LAY_OUT = range(3)
+
+
+def plan_epoch(
+    lengths: ArrayLike,
+    config: BatchingConfig,
+    *,
+    epoch: int,
+    seed: int,
+    world_size: int,
+    supervised: ArrayLike | None = None,
+    cost: PlanCost | None = None,
+) -> EpochPlan:
+    """Plan one epoch. Pure: the same arguments give the same bytes on every rank.
+
+    What a step holds depends on neither ``world_size`` nor ``cost``; these decide only which rank
+    runs it when.
+
+    Args:
+        lengths: Sequence lengths in tokens, shape ``(num_samples,)``.
+        config: Strategy, budgets and mixing.
+        epoch: Epoch, from 0.
+        seed: Seed of the run.
+        world_size: Ranks that consume micro-batches.
+        supervised: Supervised tokens of each sample, shape ``(num_samples,)``; needed for an
+            anchor budget.
+        cost: Measure that balances ranks; slots x (1 + padded length / 3000) when not given.
+
+    Raises:
+        ConfigError: A setting is unknown or contradicts another.
+        DataError: A length is unusable or too long under ``oversize="error"``.
+        PlanError: No plan satisfies the limits.
+
+    Example:
+        >>> config = BatchingConfig(strategy="sorted", token_budget=16, micro_batches_per_step=2)
+        >>> plan = plan_epoch([8, 2, 7, 2, 8], config, epoch=0, seed=0, world_size=2)
+        >>> plan.num_micro_batches, plan.num_steps, round(plan.padding_efficiency, 3)
+        (3, 2, 0.844)
+    """
+    for name, value, least in (
+        ("epoch", epoch, 0),
+        ("seed", seed, 0),
+        ("world_size", world_size, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} is {value}; give at least {least}")
+    if config.strategy not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise ConfigError(f"unknown strategy '{config.strategy}'; set batching.strategy to {known}")
+    limit, setting = longest_allowed(config)
+    screened = screen_lengths(lengths, max_length=limit, oversize=config.oversize, setting=setting)
+    check_population(screened, config, world_size, limit)
+    tokens = usable_supervised(supervised, screened)
+    anchors = None if tokens is None else num_anchors(tokens, config.anchors).astype(np.int32)
+    samples = Samples(screened.lengths, budgeted_anchors(anchors, config))
+    batches = STRATEGIES[config.strategy](samples, config, random_stream(seed, epoch, COMPOSE))
+    identity = PlanIdentity(
+        lengths=screened.lengths,
+        kept=screened.kept,
+        supervised=tokens,
+        config=config,
+        seed=seed,
+        epoch=epoch,
+        world_size=world_size,
+        cost=PlanCost() if cost is None else cost,
+    )
+    return _lay_out(batches, screened, anchors, limit, identity)
+
+
+def _lay_out(
+    batches: Batches,
+    screened: Screened,
+    anchors: NDArray[np.int32] | None,
+    limit: int,
+    identity: PlanIdentity,
+) -> EpochPlan:
+    config, seed, epoch = identity.config, identity.seed, identity.epoch
+    full, short = mix_steps(
+        config.mixing,
+        num_samples=batches.num_samples,
+        real_tokens=_sums(batches.order, screened.lengths, batches.offsets, 1),
+        padded_lengths=batches.padded_lengths,
+        micro_batches_per_step=config.micro_batches_per_step,
+        rng=random_stream(seed, epoch, MIX),
+    )
+    dropped = {
+        kind: count for kind, count in screened.bad.items() if count and _drops(kind, config)
+    }
+    if short.size and config.tail == "drop":
+        if not full.size:
+            raise PlanError(
+                f"{short.size} micro-batches fill no step of {config.micro_batches_per_step}; "
+                "lower batching.micro_batches_per_step or set batching.tail to 'partial'"
+            )
+        dropped["tail"] = int(batches.num_samples[short].sum())
+        batches, full = _without(batches, short, full)
+        short = short[:0]
+    steps, weights = _steps(full, short, batches.padded_lengths.size, config)
+    real_tokens = _sums(batches.order, screened.lengths, batches.offsets, 1)
+    slot_lengths = (
+        _sums(batches.order, screened.lengths, batches.offsets, 2)
+        if batches.packed
+        else batches.rows * batches.padded_lengths**2
+    )
+    batch_anchors = _batch_sums(batches, anchors)
+    costs = identity.cost.of(
+        batches.rows, batches.padded_lengths, batch_anchors, slot_lengths=slot_lengths
+    )
+    check_sums(costs, config)
+    assignment, loss_weight = _assign(steps, weights, costs, identity)
+    return EpochPlan(
+        order=batches.order
+        if screened.kept is None
+        else screened.kept[batches.order].astype(np.int32),
+        offsets=batches.offsets,
+        padded_lengths=batches.padded_lengths,
+        rows=batches.rows,
+        real_tokens=real_tokens,
+        slot_lengths=slot_lengths,
+        num_anchors=batch_anchors,
+        supervised_tokens=_batch_sums(batches, identity.supervised),
+        assignment=assignment,
+        loss_weight=loss_weight,
+        packed=batches.packed,
+        max_length=limit,
+        dropped=dropped,
+        num_truncated=screened.num_truncated,
+        num_repeats=int(np.count_nonzero(weights == 0) - np.count_nonzero(steps < 0)),
+        identity=identity,
+    )
+
+
+def _assign(
+    steps: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    costs: NDArray[np.int64],
+    identity: PlanIdentity,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    # A repeat is placed under a number of its own, so that it can be told from the original.
+    repeats = np.flatnonzero((weights.ravel() == 0) & (steps.ravel() >= 0))
+    originals = steps.ravel()[repeats]
+    numbered = steps.copy()
+    numbered.ravel()[repeats] = costs.size + np.arange(repeats.size)
+    placed = assign_ranks(
+        identity.config.mixing,
+        numbered,
+        np.concatenate([costs, costs[originals]]),
+        world_size=identity.world_size,
+        rng=random_stream(identity.seed, identity.epoch, LAY_OUT),
+    )
+    loss_weight = ((placed >= 0) & (placed < costs.size)).astype(np.float64)
+    repeated = placed >= costs.size
+    placed[repeated] = originals[placed[repeated] - costs.size]
+    return placed, loss_weight
+
+
+def _steps(
+    full: NDArray[np.int64],
+    short: NDArray[np.int64],
+    num_micro_batches: int,
+    config: BatchingConfig,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Append the short step to the full ones: places that stay idle hold -1, repeats weigh 0."""
+    if not short.size:
+        return full, np.ones(full.shape)
+    room = config.micro_batches_per_step - short.size
+    if config.tail == "repeat":
+        # Spread over the epoch; the step's own members only when there is nothing else.
+        fill = full.ravel() if full.size else short
+        fill = fill[np.arange(room) * fill.size // room % fill.size] if room else fill[:0]
+    else:
+        fill = np.full(room, -1, dtype=np.int64)
+    last = np.concatenate([short, fill])[None, :]
+    weights = np.concatenate([np.ones(full.size + short.size), np.zeros(room)])
+    return np.concatenate([full, last]), weights.reshape(-1, config.micro_batches_per_step)
+
+
+def _without(
+    batches: Batches, short: NDArray[np.int64], full: NDArray[np.int64]
+) -> tuple[Batches, NDArray[np.int64]]:
+    keep = np.ones(batches.padded_lengths.size, dtype=np.bool_)
+    keep[short] = False
+    return batches.keep(keep), (np.cumsum(keep) - 1)[full]
+
+
+def _original(order: NDArray[np.int32], screened: Screened) -> NDArray[np.int32]:
+    return order if screened.kept is None else screened.kept[order].astype(np.int32)
+
+
+def _drops(kind: str, config: BatchingConfig) -> bool:
+    return kind != "oversize" or config.oversize == "drop"
+
+
+def _batch_sums(batches: Batches, values: NDArray[np.integer] | None) -> NDArray[np.int64]:
+    if values is None:
+        return np.zeros_like(batches.padded_lengths)
+    return _sums(batches.order, values, batches.offsets, 1)
+
+
+@compiled
+def _sums(order, values, offsets, power):
+    sums = np.zeros(offsets.size - 1, dtype=np.int64)
+    for index in range(sums.size):
+        for place in range(offsets[index], offsets[index + 1]):
+            value = np.int64(values[order[place]])
+            sums[index] += value if power == 1 else value * value
+    return sums
