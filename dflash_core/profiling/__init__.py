@@ -1,6 +1,18 @@
 """How long are the samples? One screening policy and a mergeable histogram."""
 
+from dflash_core.profiling.counting import profile_of_counts
 from dflash_core.profiling.profile import DomainHistogram, LengthProfile, TruncationSpike
+from dflash_core.profiling.reader import TokenColumns, profile_data, read_lengths
 from dflash_core.profiling.screening import Screened, screen_lengths
 
-__all__ = ["DomainHistogram", "LengthProfile", "Screened", "TruncationSpike", "screen_lengths"]
+__all__ = [
+    "DomainHistogram",
+    "LengthProfile",
+    "Screened",
+    "TokenColumns",
+    "TruncationSpike",
+    "profile_data",
+    "profile_of_counts",
+    "read_lengths",
+    "screen_lengths",
+]

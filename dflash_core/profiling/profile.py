@@ -221,22 +221,31 @@ class LengthProfile(FrozenModel):
         """Read what `to_json` wrote."""
         return cls.model_validate_json(text)
 
+    def of_domain(self, name: str) -> "LengthProfile":
+        """Return the profile of one domain, without the counts of bad lengths."""
+        return LengthProfile(domains={name: self.domains[name]}, max_length=self.max_length)
+
     def summary(self) -> dict[str, Any]:
-        """Return the figures that people and programs ask for first."""
-        quantiles = {f"p{round(100 * q)}": self.quantile(q) for q in (0.5, 0.9, 0.99)}
+        """Return the figures that people and programs ask for first, JSON-able."""
         spike = self.truncation_spike
         return {
-            "num_samples": self.num_samples,
-            "total_tokens": self.total_tokens,
-            "total_supervised": self.total_supervised,
-            "mean": self.total_tokens / self.num_samples,
-            "min": int(self.lengths[0]),
-            **quantiles,
-            "max": int(self.lengths[-1]),
+            **self._figures(),
             "truncation_spike": None if spike is None else spike.model_dump(),
             "bad": dict(self.bad),
             "num_dropped": self.num_dropped,
             "num_truncated": self.num_truncated,
+            "domains": {name: self.of_domain(name)._figures() for name in self.domains},
+        }
+
+    def _figures(self) -> dict[str, Any]:
+        empty = not self.num_samples
+        quantiles = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+        return {
+            "num_samples": self.num_samples,
+            "total_tokens": self.total_tokens,
+            "total_supervised": self.total_supervised,
+            "mean": None if empty else self.total_tokens / self.num_samples,
+            **{name: None if empty else self.quantile(q) for name, q in quantiles.items()},
         }
 
     def _combined(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,120 @@
+"""Token data on disk gives the profile that its samples give."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dflash_core.corpus.store import Sample, write_store
+from dflash_core.errors import DataError
+from dflash_core.profiling import LengthProfile, TokenColumns, profile_data, read_lengths
+
+ROWS = {
+    "input_ids": [[1, 2], [], None, [1, 2, 3], [4, 5, 6]],
+    "loss_mask": [[True, False], [], None, [True, True, False], [False, True, True]],
+    "domain": ["a", "a", None, "b", "b"],
+}
+
+
+def write(path: Path, frame: pl.DataFrame) -> Path:
+    getattr(
+        frame, {".parquet": "write_parquet", ".arrow": "write_ipc"}.get(path.suffix, "write_ndjson")
+    )(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
+def test_every_format_gives_the_same_profile(tmp_path, suffix):
+    profile = profile_data([write(tmp_path / f"data{suffix}", pl.DataFrame(ROWS))])
+    assert profile.lengths.tolist() == [2, 3]
+    assert profile.counts.tolist() == [1, 2]
+    assert profile.total_supervised == 5
+    assert {name: part.counts for name, part in profile.domains.items()} == {"a": (1,), "b": (2,)}
+    assert profile.bad == {"null": 1, "zero": 1, "negative": 0, "absurd": 0, "oversize": 0}
+    assert profile.num_dropped == 2
+
+
+def test_truncation_counts_only_supervised_tokens_that_are_left(tmp_path):
+    path = write(tmp_path / "data.parquet", pl.DataFrame(ROWS))
+    profile = profile_data([path], max_length=2, oversize="truncate")
+    assert (profile.total_tokens, profile.total_supervised, profile.num_truncated) == (6, 4, 2)
+
+
+def test_a_folder_of_shards_equals_the_merge_of_its_files(tmp_path):
+    frame = pl.DataFrame(ROWS)
+    parts = [write(tmp_path / f"{i}.parquet", frame[i : i + 2]) for i in (0, 2, 4)]
+    merged = profile_data(parts[:1])
+    for part in parts[1:]:
+        merged = merged.merge(profile_data([part]))
+    assert merged == profile_data([tmp_path])
+
+
+def test_a_token_store_is_read_by_its_length_column(tmp_path):
+    rng = np.random.default_rng(0)
+    samples = [
+        Sample(np.zeros(n, np.int32), rng.random(n) < 0.5, "ab"[n % 2], f"s{n}")
+        for n in (5, 2, 9, 4)
+    ]
+    store = write_store(tmp_path / "store", samples)
+    profile = profile_data([store.path])
+    assert profile == LengthProfile.from_lengths(store.lengths, store.supervised, store.domains)
+    lengths, supervised = read_lengths(store.path)
+    assert lengths.tolist() == [5, 2, 9, 4]
+    assert supervised is not None
+    assert supervised.tolist() == store.supervised.tolist()
+
+
+def test_bad_numbers_in_a_length_column_are_counted(tmp_path):
+    values = pl.Series("n", [3, 0, -7, None, 2**63 - 1, 2**63 + 5], dtype=pl.Int128)
+    path = write(tmp_path / "data.parquet", pl.DataFrame([values]))
+    profile = profile_data([path], columns=TokenColumns(length="n"))
+    assert profile.bad == {"null": 1, "zero": 1, "negative": 1, "absurd": 2, "oversize": 0}
+    path = write(
+        tmp_path / "nan.parquet", pl.DataFrame({"length": [2.0, float("nan"), float("inf")]})
+    )
+    assert profile_data([path]).bad["null"] == 1
+    assert profile_data([path]).bad["absurd"] == 1
+
+
+def test_the_policy_error_names_the_finding(tmp_path):
+    path = write(tmp_path / "data.parquet", pl.DataFrame({"length": [1, 9, 9]}))
+    with pytest.raises(DataError, match="2 samples have 9 tokens but max_length is 5; raise it"):
+        profile_data([path], max_length=5, oversize="error")
+    path = write(tmp_path / "zero.parquet", pl.DataFrame({"length": [0]}))
+    with pytest.raises(DataError, match="1 samples have 0 tokens but a usable length is 1 to"):
+        profile_data([path], oversize="error")
+
+
+def test_unusable_files_are_refused_with_a_sentence(tmp_path):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "other.parquet", pl.DataFrame({"text": ["a"]}))
+    write(tmp_path / "text.parquet", pl.DataFrame({"length": ["a"]}))
+    write(tmp_path / "half.parquet", pl.DataFrame({"length": [1.5]}))
+    write(tmp_path / "none.parquet", pl.DataFrame({"length": []}, schema={"length": pl.Int64}))
+    (tmp_path / "broken.npy").write_bytes(b"no")
+    for name, words in {
+        "broken.parquet": "is damaged",
+        "notes.txt": "holds no token data",
+        "empty": "holds no token data",
+        "absent.parquet": "does not exist",
+        "other.parquet": "neither a column 'length' nor lists in 'input_ids' but text",
+        "text.parquet": "of type String",
+        "half.parquet": "1 fractions",
+        "none.parquet": "hold no samples",
+    }.items():
+        with pytest.raises(DataError, match=words):
+            profile_data([tmp_path / name])
+    with pytest.raises(DataError, match=r"no \.npy file"):
+        read_lengths(tmp_path / "broken.npy")
+
+
+def test_lengths_of_samples_come_in_order_with_missing_ones(tmp_path):
+    path = write(tmp_path / "data.parquet", pl.DataFrame(ROWS))
+    lengths, supervised = read_lengths(path)
+    assert lengths.tolist() == [2, 0, None, 3, 3]
+    assert supervised is None
+    np.save(tmp_path / "lengths.npy", np.array([3, 1]))
+    assert read_lengths(tmp_path / "lengths.npy")[0].tolist() == [3, 1]
