@@ -72,9 +72,9 @@ class TurnFinder:
         pattern = "|".join(re.escape(t) for t in sorted(control_tokens, key=len, reverse=True))
         self._control = re.compile(pattern or r"(?!)")
         self._skeletons: dict[tuple[object, ...], _Skeleton] = {}
+        self._prompts: list[str] | None = None
         self.end_tokens = self._find_end_tokens()
         self._end = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self.end_tokens)) or '(?!)'})")
-        self._prompts: list[str] | None = None
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
@@ -231,18 +231,27 @@ class TurnFinder:
         return start, following.end() if following else end
 
     def _find_end_tokens(self) -> list[str]:
-        """Return the control tokens by which the template closes assistant turns."""
+        """Return the control tokens by which the template closes assistant turns.
+
+        Nothing follows the last answer of a conversation but its end. Behind an earlier answer the
+        next turn's opening follows too, which the generation prompt tells apart.
+        """
         user = {"role": "user", "content": _placeholder(0)}
         answer = {"role": "assistant", "content": _placeholder(1)}
-        openers = set(self._control.findall(self.template.render([user]).split(OPEN)[0]))
-        found = []
-        for messages in ([user, answer], [user, answer, {**user, "content": _placeholder(2)}]):
-            text = self.template.render(messages)
-            literal = PLACEHOLDER.sub(OPEN, text).split(OPEN)[2]
-            token = self._control.match(literal.lstrip())
-            if token and token.group() not in openers and token.group() not in found:
-                found.append(token.group())
-        return found
+        last = self._control_behind_answer([user, answer])
+        if last is None:
+            return []
+        again = {"role": "user", "content": _placeholder(2)}
+        earlier = self._control_behind_answer([user, answer, again])
+        opening = "".join(self._generation_prompts())
+        found = {last} if earlier is None or earlier in opening else {last, earlier}
+        return sorted(found)
+
+    def _control_behind_answer(self, messages: Sequence[Message]) -> str | None:
+        text = self.template.render(messages)
+        behind = PLACEHOLDER.sub(OPEN, text).split(OPEN)[2]
+        token = self._control.match(behind.lstrip())
+        return token.group() if token else None
 
     def _foreign_controls(
         self,
