@@ -135,10 +135,16 @@ def convert_row(row: Any, form: Format | None = None) -> list[Conversation]:
             row_id=f"{row_id}.{k}" if row_id and len(found) > 1 else row_id,
             domain=domain,
             tools=tools,
-            group=item.group and (row_id or item.group),
+            group=_group(row, row_id, item),
         )
         for k, item in enumerate(found)
     ]
+
+
+def _group(row: Mapping[str, Any], row_id: str, item: Conversation) -> str:
+    if isinstance(row.get("group"), str):
+        return row["group"]
+    return item.group and (row_id or item.group)
 
 
 def _detect_list(items: list[Any]) -> Format:
@@ -204,6 +210,8 @@ def _message(value: Any, number: int) -> dict[str, Any]:
     reasoning = _first(value, REASONING)
     if isinstance(reasoning, str) and reasoning and role == "assistant":
         message["reasoning_content"] = reasoning
+    if value.get("cut_off") is True:
+        message["cut_off"] = True
     if content is None and not calls:
         raise DataError(f"message {number} of role '{role}' has no content")
     return message

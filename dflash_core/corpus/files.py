@@ -125,9 +125,14 @@ def _format_suffix(path: Path) -> str:
     return path.suffix.lower()
 
 
-def _text(stream: Any) -> io.TextIOWrapper:
+@contextmanager
+def _text(stream: Any) -> Iterator[io.TextIOWrapper]:
     """Decode anything; bytes that are no UTF-8 become lone surrogates, which the encoder names."""
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield text
+    finally:
+        text.detach()
 
 
 @contextmanager
@@ -154,8 +159,9 @@ def _open_rows(path: Path) -> Iterator[RawRow]:
         elif suffix in (".csv", ".tsv"):
             yield from _csv_rows(stream, "\t" if suffix == ".tsv" else ",")
         elif suffix == ".txt":
-            text = _text(stream).read()
-            yield RawRow(1, {"text": text}) if text else RawRow(0, error="is empty")
+            with _text(stream) as text:
+                content = text.read()
+            yield RawRow(1, {"text": content}) if content else RawRow(0, error="is empty")
         else:
             yield from _json_rows(stream)
 
@@ -217,8 +223,11 @@ def _document(stream: IO[bytes], head: bytes) -> Iterator[RawRow]:
 
 def _array_rows(stream: IO[bytes], head: bytes) -> Iterator[RawRow]:
     """Yield the items of a JSON array without holding it as a whole."""
-    joined = io.BufferedReader(cast(io.RawIOBase, _Chained(head, stream)), BLOCK_BYTES)
-    text = _text(joined)
+    with _text(io.BufferedReader(_Chained(head, stream), BLOCK_BYTES)) as text:
+        yield from _items(text)
+
+
+def _items(text: IO[str]) -> Iterator[RawRow]:
     decoder = json.JSONDecoder()
     number, ended = 0, False
     buffer = text.read(BLOCK_BYTES).lstrip()[1:]
@@ -289,12 +298,12 @@ def _arrow_rows(stream: IO[bytes]) -> Iterator[RawRow]:
 
 def _csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[RawRow]:
     csv.field_size_limit(sys.maxsize)
-    reader = csv.DictReader(_text(stream), delimiter=delimiter)
     number = 0
-    for number, row in enumerate(reader, start=1):
-        if None in row or None in row.values():
-            yield RawRow(number, error="has another number of fields than the header")
-        else:
-            yield RawRow(number, row)
+    with _text(stream) as text:
+        for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=1):
+            if None in row or None in row.values():
+                yield RawRow(number, error="has another number of fields than the header")
+            else:
+                yield RawRow(number, row)
     if number == 0:
         yield RawRow(0, error="is empty")

@@ -115,10 +115,25 @@ class ChatEncoder:
         self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
     ) -> NDArray[np.int32]:
         """Encode what a server would be given: the messages and the generation prompt."""
+        return self.encode_rendered([self._render_prompt(messages, tools)])[0].input_ids
+
+    def prompt_text(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
+    ) -> str:
+        """Return the text of what a server would be given."""
+        return self._render_prompt(messages, tools).text
+
+    def decode(self, input_ids: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens included."""
+        return self._backend.decode(list(input_ids), skip_special_tokens=False)
+
+    def _render_prompt(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None
+    ) -> Rendering:
         cleaned = [_clean(message, k) for k, message in enumerate(messages)]
         prompt = self.finder.render_prompt(cleaned, tools=tools)
         _check_characters(prompt.text)
-        return self.encode_rendered([prompt])[0].input_ids
+        return prompt
 
     def encode_rendered(
         self, renderings: Sequence[Rendering], *, supervise: Supervise = "all_turns"

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from dflash_core.artifacts import atomic_write, content_digest, core_digest
 from dflash_core.corpus.assemble import PrepareReport, Selection, assemble
-from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.config import CorpusConfig, PrepareConfig
 from dflash_core.corpus.files import RawRow, find_files, iter_rows
 from dflash_core.corpus.part import Tokeniser, read_part
 from dflash_core.errors import DataError, DFlashError
 
-__all__ = ["OnProgress", "prepare", "prepare_parts"]
+__all__ = ["OnProgress", "prepare", "prepare_corpus", "prepare_parts"]
 
 OnProgress = Callable[[int, int], None]
 """Called with the input bytes done and those there are; compressed files count as they lie."""
@@ -81,6 +81,75 @@ def prepare(
     ) as parts:
         facts = {"tokenizer": str(tokenizer), "inputs": [str(path) for path in inputs]}
         return assemble(parts, out, config, selection, facts=facts)
+
+
+def prepare_corpus(
+    config: CorpusConfig,
+    tokenizer: Path,
+    *,
+    train: Path,
+    held_out: Path,
+    workers: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[PrepareReport, PrepareReport]:
+    """Tokenise a corpus into two stores that share no conversation and no tree.
+
+    Held-out files are prepared first, and what they hold is left out of training; without such
+    files a share of the conversations is held out, chosen by a hash, in one pass over the inputs.
+
+    Args:
+        config: Settings of a corpus of files.
+        tokenizer: Tokenizer folder with a chat template.
+        train: Store directory to train on.
+        held_out: Store directory to evaluate on.
+        workers: Processes; one for each core when not given.
+        on_progress: Called after each part.
+
+    Returns:
+        What became of the rows, for training and held-out.
+
+    Raises:
+        DataError: As `prepare` does.
+    """
+    side = Selection(max_samples=config.max_samples, held_out_percent=config.held_out_percent)
+    if config.held_out_inputs:
+        chosen = Selection(max_samples=config.max_held_out)
+        held_report = prepare(
+            config.held_out_inputs,
+            tokenizer,
+            held_out,
+            config.prepare,
+            workers=workers,
+            selection=chosen,
+        )
+        train_report = prepare(
+            config.inputs,
+            tokenizer,
+            train,
+            config.prepare,
+            workers=workers,
+            selection=side.model_copy(update={"held_out_store": held_out}),
+            on_progress=on_progress,
+        )
+        return train_report, held_report
+    facts = {"tokenizer": str(tokenizer), "inputs": [str(path) for path in config.inputs]}
+    with prepare_parts(
+        config.inputs, tokenizer, train, config.prepare, workers=workers, on_progress=on_progress
+    ) as parts:
+        reports = [
+            assemble(
+                parts,
+                out,
+                config.prepare,
+                side.model_copy(update={"side": name, "max_samples": most}),
+                facts=facts,
+            )
+            for name, out, most in (
+                ("train", train, config.max_samples),
+                ("held_out", held_out, config.max_held_out),
+            )
+        ]
+    return reports[0], reports[1]
 
 
 @contextmanager

@@ -87,13 +87,16 @@ class TurnFinder:
         skeleton = self._skeleton(messages, tools)
         if self.template.has_marks:
             text, marked = self.template.render_marked(messages, tools=tools)
-            spans = [self._with_end(text, start, end) for start, end in marked]
-            turns = sum(message["role"] == "assistant" for message in messages)
-            if len(spans) != turns:
+            turns = [message for message in messages if message["role"] == "assistant"]
+            if len(marked) != len(turns):
                 raise DataError(
-                    f"the chat template marks {len(spans)} generated spans for {turns} assistant "
-                    "turns; mend its generation marks or remove them"
+                    f"the chat template marks {len(marked)} generated spans for {len(turns)} "
+                    "assistant turns; mend its generation marks or remove them"
                 )
+            spans = [
+                self._with_end(text, start, end, message)
+                for (start, end), message in zip(marked, turns, strict=True)
+            ]
         else:
             text = self.template.render(messages, tools=tools)
             spans = self._walk(text, messages, skeleton)
@@ -172,7 +175,7 @@ class TurnFinder:
             else:
                 return None
             if message["role"] == "assistant":
-                spans.append(self._with_end(text, position, end))
+                spans.append(self._with_end(text, position, end, message))
             position = end + len(following)
         return spans if position == len(text) else None
 
@@ -198,7 +201,7 @@ class TurnFinder:
                 f"the chat template hides where the answer in message {k} stands: the text around "
                 "it changes with it; mark it with {% generation %} in the template"
             )
-        return self._with_end(text, start, end)
+        return self._with_end(text, start, end, messages[k])
 
     def _after_prompt(self, text: str, head: str) -> int | None:
         """Return where the answer starts when it opens otherwise than a plain one: with a thought.
@@ -225,8 +228,12 @@ class TurnFinder:
             self._prompts = prompts
         return self._prompts
 
-    def _with_end(self, text: str, start: int, end: int) -> Span:
-        """Stretch a span over the end-of-turn token that follows it."""
+    def _with_end(self, text: str, start: int, end: int, message: Message) -> Span:
+        """Let a span end behind its end-of-turn token, or before it where the target had none."""
+        if message.get("cut_off"):
+            body = text[start:end]
+            token = next((t for t in self.end_tokens if body.endswith(t)), "")
+            return start, end - len(token)
         following = self._end.match(text, end)
         return start, following.end() if following else end
 

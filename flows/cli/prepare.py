@@ -1,17 +1,27 @@
 """``dflash-flow prepare``: chat files to a token store."""
 
 import argparse
+import json
+import os
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dflash_core.corpus.assemble import PrepareReport, Selection
-from dflash_core.corpus.config import ChatFormat, PrepareConfig
+from dflash_core.corpus.config import ChatFormat, PrepareConfig, RegenerateConfig
+from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.prepare import prepare
+from dflash_core.corpus.regenerate import (
+    Generate,
+    RegenerateReport,
+    iter_conversations,
+    regenerate,
+)
 from dflash_core.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -36,6 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--held-out", type=Path, metavar="STORE", help="leave out what this store holds"
     )
+    parser.add_argument(
+        "--regenerate", action="store_true", help="have the target write the answers anew"
+    )
+    parser.add_argument("--target", type=Path, metavar="DIR", help="the tokenizer's by default")
+    parser.add_argument("--endpoint", metavar="URL", help="have an OpenAI-compatible server answer")
+    parser.add_argument("--model", metavar="NAME", help="name of the target at the endpoint")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--max-new-tokens", type=int, default=512, metavar="TOKENS")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; one a core by default")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
@@ -50,6 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         max_reject_share=arguments.max_reject_share,
         chat_template=_read(arguments.chat_template),
     )
+    inputs = arguments.inputs
+    regenerated = None
+    if arguments.regenerate:
+        inputs, regenerated = _regenerate(arguments, config)
     progress = Progress(
         TextColumn("preparing"),
         BarColumn(),
@@ -61,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress:
         bar = progress.add_task("")
         report = prepare(
-            arguments.inputs,
+            inputs,
             arguments.tokenizer,
             arguments.out,
             config,
@@ -70,10 +92,68 @@ def run(arguments: argparse.Namespace) -> int:
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     if arguments.json:
-        sys.stdout.write(report.model_dump_json(indent=1) + "\n")
+        facts = report.model_dump()
+        if regenerated is not None:
+            facts["regenerated"] = regenerated.model_dump()
+        sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        _show(report, arguments.out)
+        _show(report, arguments.out, regenerated)
     return 0
+
+
+def _regenerate(
+    arguments: argparse.Namespace, config: PrepareConfig
+) -> tuple[list[Path], RegenerateReport]:
+    """Write the answers anew beside the store, and return the file that holds them."""
+    out = arguments.out.with_name(f"{arguments.out.name}.regenerated.jsonl")
+    facts: dict[str, Any] = {
+        "inputs": [str(path) for path in arguments.inputs],
+        "temperature": arguments.temperature,
+        "max_new_tokens": arguments.max_new_tokens,
+    }
+    if arguments.endpoint:
+        if not arguments.model:
+            raise ConfigError("--endpoint needs --model, the name the target has there")
+        endpoint = EndpointConfig(
+            url=arguments.endpoint,
+            model=arguments.model,
+            temperature=arguments.temperature,
+            max_new_tokens=arguments.max_new_tokens,
+        )
+        generate = endpoint_generate(endpoint, api_key=os.environ.get("OPENAI_API_KEY"))
+        facts |= {"model": arguments.model, "endpoint": arguments.endpoint}
+    else:
+        folder = arguments.target or arguments.tokenizer
+        generate, template = _load_target(folder, arguments)
+        facts |= {"model": str(folder), "template": template}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    report = regenerate(
+        iter_conversations(arguments.inputs, config),
+        generate,
+        out,
+        facts=facts,
+        on_progress=_tell_regenerated,
+    )
+    return [out], report
+
+
+def _tell_regenerated(done: int) -> None:
+    sys.stderr.write(f"regenerated {done:,} conversations\n")
+
+
+def _load_target(folder: Path, arguments: argparse.Namespace) -> tuple[Generate, str]:
+    from dflash_core.decoding.regeneration import target_generate
+    from dflash_core.target.config import TargetConfig
+    from dflash_core.target.loading import load_target
+
+    target = load_target(TargetConfig(path=folder, layer_ids=(0,)))
+    config = RegenerateConfig(
+        enabled=True,
+        temperature=arguments.temperature,
+        max_new_tokens=arguments.max_new_tokens,
+    )
+    template = ChatEncoder(target.tokenizer).finder.template.digest
+    return target_generate(target, config), template
 
 
 def _read(template: Path | None) -> str | None:
@@ -84,7 +164,7 @@ def _read(template: Path | None) -> str | None:
     return template.read_text(encoding="utf-8")
 
 
-def _show(report: PrepareReport, out: Path) -> None:
+def _show(report: PrepareReport, out: Path, regenerated: RegenerateReport | None) -> None:
     console = Console(highlight=False)
     files = Table("file", "taken for", title="Files")
     for name, formats in report.formats.items():
@@ -105,6 +185,11 @@ def _show(report: PrepareReport, out: Path) -> None:
         ("  supervised tokens cut off", report.truncated_supervised),
     ):
         table.add_row(label, f"{count:,}")
+    if regenerated is not None:
+        table.add_section()
+        table.add_row("answers written anew", f"{regenerated.num_regenerated:,}")
+        table.add_row("  of them cut off", f"{regenerated.num_cut_off:,}")
+        table.add_row("answers that keep their text", f"{regenerated.num_kept:,}")
     console.print(files, table)
     if report.reject_reasons:
         rejects = Table("refused because", "rows", title=f"Rejects ({out / 'rejects.jsonl'})")

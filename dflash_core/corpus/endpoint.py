@@ -1,0 +1,110 @@
+"""Answers from an OpenAI-compatible server: vLLM, SGLang, llama.cpp and the like."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pydantic import Field
+
+from dflash_core.config import FrozenModel
+from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
+from dflash_core.errors import ConfigError, DFlashError
+
+__all__ = ["EndpointConfig", "endpoint_generate"]
+
+# What a server says when it may say otherwise later.
+PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+
+class EndpointConfig(FrozenModel):
+    """Where the target is served."""
+
+    url: str = Field(pattern=r"^https?://")
+    """Base address, such as http://host:8000/v1."""
+    model: str
+    """Name of the model there."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Longest answer in tokens."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of sampling, for servers that take one."""
+    num_parallel: int = Field(default=32, ge=1)
+    """Requests in flight."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait for one answer in seconds."""
+    num_tries: int = Field(default=6, ge=1)
+    """Tries of a request before the run stops; it can be resumed."""
+    pause_s: float = Field(default=1.0, ge=0)
+    """Wait before the second try in seconds, doubled each time."""
+
+
+def endpoint_generate(config: EndpointConfig, *, api_key: str | None = None) -> Generate:
+    """Return a callable that has a server answer.
+
+    Raises:
+        ConfigError: (the callable) The server refuses the request as such.
+        DFlashError: (the callable) The server did not answer after all tries.
+    """
+
+    def generate(prompts: Sequence[TurnPrompt]) -> list[Answer]:
+        with ThreadPoolExecutor(config.num_parallel) as pool:
+            return list(pool.map(lambda prompt: _ask(prompt, config, api_key), prompts))
+
+    return generate
+
+
+def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Answer:
+    body: dict[str, Any] = {
+        "model": config.model,
+        "messages": list(prompt.messages),
+        "temperature": config.temperature,
+        "max_tokens": config.max_new_tokens,
+        "seed": config.seed,
+    }
+    if prompt.tools:
+        body |= {"tools": list(prompt.tools), "tool_choice": "none"}
+    reply = _post(f"{config.url.rstrip('/')}/chat/completions", body, config, api_key)
+    try:
+        choice = reply["choices"][0]
+        message = choice["message"]
+        return Answer(
+            content=message.get("content") or "",
+            finish_reason=choice.get("finish_reason") or "stop",
+            num_tokens=int((reply.get("usage") or {}).get("completion_tokens", 0)),
+            reasoning_content=message.get("reasoning_content") or message.get("reasoning"),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{config.url} answers in another form than chat completions: "
+            f"{json.dumps(reply)[:200]}; give the base address of an OpenAI-compatible server"
+        ) from None
+
+
+def _post(url: str, body: dict[str, Any], config: EndpointConfig, api_key: str | None) -> Any:
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
+    reason = ""
+    for attempt in range(config.num_tries):
+        if attempt:
+            time.sleep(config.pause_s * 2 ** (attempt - 1))
+        try:
+            with urllib.request.urlopen(request, timeout=config.timeout_s) as reply:  # noqa: S310
+                return json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                reason = f"status {error.code}: {error.read(300).decode(errors='replace')}"
+            if error.code not in PASSING_STATUS:
+                raise ConfigError(f"{url} refuses the request with {reason}") from None
+        except (OSError, ValueError) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+    raise DFlashError(
+        f"{url} did not answer after {config.num_tries} tries ({reason}); start the server and run "
+        "the same command again, it goes on where it stopped"
+    )

@@ -1,0 +1,277 @@
+"""Answers written anew by the target, conversation by conversation, resumable at every moment.
+
+A drafter learns to foretell the target's own text, so the answers of a data set are replaced by
+what the target says to the same prompts, earlier answers included. The result is a JSONL file that
+`prepare` reads. It grows by windows of conversations; a restart cuts it back to whole windows and
+goes on there, so that batches, and with them the bytes, are those of an undisturbed run.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dflash_core.artifacts import atomic_write
+from dflash_core.config import FrozenModel
+from dflash_core.corpus.chats import Conversation, convert_row
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.files import find_files, iter_rows, parse_row, stem_of
+from dflash_core.corpus.spans import Message
+from dflash_core.errors import DataError
+
+__all__ = [
+    "Answer",
+    "Generate",
+    "RegenerateReport",
+    "TurnPrompt",
+    "iter_conversations",
+    "regenerate",
+]
+
+WINDOW = 64
+
+
+@dataclass(frozen=True)
+class TurnPrompt:
+    """What is to be answered: the messages so far, ending before the assistant's turn."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the target said.
+
+    Attributes:
+        content: Its text, without the end-of-turn token.
+        finish_reason: ``stop``, or ``length`` when it was cut off.
+        num_tokens: Tokens generated.
+        reasoning_content: Its thoughts, where the server splits them off.
+    """
+
+    content: str
+    finish_reason: str
+    num_tokens: int
+    reasoning_content: str | None = None
+
+
+Generate = Callable[[Sequence[TurnPrompt]], Sequence[Answer]]
+
+
+class RegenerateReport(FrozenModel):
+    """What was written anew."""
+
+    num_conversations: int
+    """Conversations in the file."""
+    num_regenerated: int
+    """Answers written anew."""
+    num_kept: int
+    """Answers that keep their text: tool calls, and those that were not chosen."""
+    num_cut_off: int
+    """Answers cut off at max_new_tokens; their conversations end there."""
+    num_tokens: int
+    """Tokens generated."""
+
+
+def regenerate(
+    conversations: Iterable[Conversation],
+    generate: Generate,
+    out: Path,
+    *,
+    facts: Mapping[str, Any],
+    choose: Callable[[Message], bool] = lambda answer: True,
+    on_progress: Callable[[int], None] | None = None,
+) -> RegenerateReport:
+    """Write conversations with new answers to a JSONL file of the messages format.
+
+    Args:
+        conversations: What to answer, the same in the same order on a restart.
+        generate: Answers a batch of prompts.
+        out: The file; ``<out>.meta.json`` beside it holds the facts and the report.
+        facts: What the answers depend on: model, temperature, template digest, limits.
+        choose: Which assistant messages are written anew; the others keep their text.
+        on_progress: Called after each window with the conversations that are done.
+
+    Raises:
+        DataError: ``out`` was begun with other facts.
+    """
+    meta = out.with_name(out.name + ".meta.json")
+    done = _resume(out, meta, dict(facts))
+    waiting = islice(conversations, done, None)
+    with out.open("ab") as file:
+        while window := list(islice(waiting, WINDOW)):
+            rows = _answer_window(window, generate, choose)
+            file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())
+            done += len(window)
+            if on_progress is not None:
+                on_progress(done)
+    report = _report(out)
+    _write_meta(meta, {"facts": dict(facts), "report": report.model_dump()})
+    return report
+
+
+def iter_conversations(inputs: Sequence[Path], config: PrepareConfig) -> Iterator[Conversation]:
+    """Yield the chats of files in order, prompts without answers included.
+
+    Rows that cannot be taken, text and token rows are passed over: `prepare` names them.
+    """
+    files, _ = find_files(inputs)
+    for file in files:
+        for raw in iter_rows(file):
+            row = parse_row(raw)
+            if row.error is not None:
+                continue
+            try:
+                found = convert_row(row.data, None if config.format == "auto" else config.format)
+            except DataError:
+                continue
+            for k, item in enumerate(found):
+                if item.messages:
+                    number = f"{row.number}.{k}" if len(found) > 1 else str(row.number)
+                    yield _named(item, stem_of(file), number)
+
+
+def _named(item: Conversation, stem: str, number: str) -> Conversation:
+    return Conversation(
+        messages=item.messages,
+        tools=item.tools,
+        row_id=f"{stem}/{item.row_id or number}",
+        group=item.group,
+        domain=item.domain or stem,
+    )
+
+
+def _resume(out: Path, meta: Path, facts: dict[str, Any]) -> int:
+    """Cut the file back to whole windows and return the conversations it then holds."""
+    if not meta.is_file():
+        out.unlink(missing_ok=True)
+        _write_meta(meta, {"facts": facts})
+        return 0
+    before = json.loads(meta.read_bytes())
+    if before["facts"] != json.loads(json.dumps(facts)):
+        changed = sorted(k for k in facts if before["facts"].get(k) != facts[k]) or ["facts"]
+        raise DataError(
+            f"{out} was begun with another {', '.join(changed)}; remove it, or give the settings "
+            "it was begun with"
+        )
+    if "report" in before:
+        return before["report"]["num_conversations"]
+    if not out.is_file():
+        return 0
+    ends = [0]
+    with out.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                ends.append(ends[-1] + len(line))
+    whole = (len(ends) - 1) // WINDOW * WINDOW
+    os.truncate(out, ends[whole])
+    return whole
+
+
+def _write_meta(meta: Path, value: Mapping[str, Any]) -> None:
+    atomic_write(meta, json.dumps(value, indent=1, default=str) + "\n")
+
+
+@dataclass
+class _Dialogue:
+    """A conversation being written anew: what is said so far, and what is still to come."""
+
+    source: Conversation
+    said: list[Message]
+    coming: list[Message]
+    turns: list[dict[str, Any]]
+
+
+def _answer_window(
+    window: Sequence[Conversation], generate: Generate, choose: Callable[[Message], bool]
+) -> list[dict[str, Any]]:
+    dialogues = [_Dialogue(item, [], list(_with_answers(item)), []) for item in window]
+    while True:
+        asking = [dialogue for dialogue in dialogues if _advance(dialogue, choose)]
+        if not asking:
+            return [_row(dialogue) for dialogue in dialogues]
+        prompts = [TurnPrompt(tuple(d.said), d.source.tools) for d in asking]
+        for dialogue, answer in zip(asking, generate(prompts), strict=True):
+            _say(dialogue, answer)
+
+
+def _with_answers(item: Conversation) -> Iterator[Message]:
+    """Yield the messages, with an empty answer to each prompt that has none."""
+    for k, message in enumerate(item.messages):
+        yield message
+        following = item.messages[k + 1]["role"] if k + 1 < len(item.messages) else None
+        prompts_only = not any(m["role"] == "assistant" for m in item.messages)
+        if prompts_only and message["role"] == "user" and following in (None, "user"):
+            yield {"role": "assistant", "content": ""}
+
+
+def _advance(dialogue: _Dialogue, choose: Callable[[Message], bool]) -> bool:
+    """Say what stands fixed; return whether an answer is to be generated next."""
+    while dialogue.coming:
+        message = dialogue.coming[0]
+        if message["role"] == "assistant" and not message.get("tool_calls") and choose(message):
+            return True
+        if message["role"] == "assistant":
+            dialogue.turns.append({"message": len(dialogue.said), "kept": True})
+        dialogue.said.append(dialogue.coming.pop(0))
+    return False
+
+
+def _say(dialogue: _Dialogue, answer: Answer) -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning_content:
+        message["reasoning_content"] = answer.reasoning_content
+    dialogue.coming.pop(0)
+    if answer.finish_reason == "length":
+        # Nobody answers half a sentence: the conversation ends here, without an end-of-turn token.
+        message["cut_off"] = True
+        dialogue.coming.clear()
+    dialogue.turns.append(
+        {
+            "message": len(dialogue.said),
+            "kept": False,
+            "finish_reason": answer.finish_reason,
+            "num_tokens": answer.num_tokens,
+        }
+    )
+    dialogue.said.append(message)
+
+
+def _row(dialogue: _Dialogue) -> dict[str, Any]:
+    source = dialogue.source
+    row: dict[str, Any] = {
+        "id": source.row_id,
+        "domain": source.domain,
+        "messages": dialogue.said,
+        "regenerated": dialogue.turns,
+    }
+    if source.tools:
+        row["tools"] = list(source.tools)
+    if source.group:
+        row["group"] = source.group
+    return row
+
+
+def _report(out: Path) -> RegenerateReport:
+    conversations = kept = regenerated = cut_off = tokens = 0
+    with out.open("rb") as file:
+        for line in file:
+            conversations += 1
+            for turn in json.loads(line)["regenerated"]:
+                kept += turn["kept"]
+                regenerated += not turn["kept"]
+                cut_off += turn.get("finish_reason") == "length"
+                tokens += turn.get("num_tokens", 0)
+    return RegenerateReport(
+        num_conversations=conversations,
+        num_regenerated=regenerated,
+        num_kept=kept,
+        num_cut_off=cut_off,
+        num_tokens=tokens,
+    )

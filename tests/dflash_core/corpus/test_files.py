@@ -1,0 +1,167 @@
+"""Rows of every kind of file, and what is said of those that cannot be read."""
+
+import csv
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dflash_core.corpus.files import find_files, iter_rows, parse_row, stem_of
+from dflash_core.errors import DataError
+
+ROWS = [{"text": f"row {k} \u2028 \x85 ü", "n": k} for k in range(5)]
+JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
+
+
+def values(path: Path) -> list:
+    return [row.error or row.data for row in map(parse_row, iter_rows(path))]
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", JSONL),
+        ("lines in disguise.json", JSONL),
+        ("bom.jsonl", b"\xef\xbb\xbf" + JSONL),
+        ("crlf.jsonl", JSONL.replace(b"\n", b"\r\n")),
+        ("blank lines.jsonl", b"\n\n" + JSONL.replace(b"\n", b"\n \n")),
+        ("no last line end.jsonl", JSONL.rstrip()),
+        ("array.json", json.dumps(ROWS).encode()),
+        ("pretty array.json", json.dumps(ROWS, indent=2).encode()),
+        ("bom array.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode()),
+        ("a.jsonl.gz", gzip.compress(JSONL)),
+        ("array.json.gz", gzip.compress(json.dumps(ROWS, indent=1).encode())),
+        ("a.jsonl.zst", pa.compress(JSONL, codec="zstd", asbytes=True)),
+    ],
+)
+def test_json_files_give_their_rows(tmp_path: Path, name: str, data: bytes) -> None:
+    assert values(write(tmp_path / name, data)) == ROWS
+
+
+def test_array_longer_than_a_block_is_streamed(tmp_path: Path) -> None:
+    rows = [{"text": "x" * 700_000, "n": k} for k in range(5)] + [7, 12345]
+    path = write(tmp_path / "big.json", json.dumps(rows, indent=1).encode())
+    assert values(path) == rows
+
+
+def test_zstandard_files_of_several_frames_are_read_to_the_end(tmp_path: Path) -> None:
+    frames = [pa.compress(line, codec="zstd", asbytes=True) for line in JSONL.splitlines(True)]
+    assert values(write(tmp_path / "a.jsonl.zst", b"".join(frames))) == ROWS
+
+
+def test_document_is_one_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.traj", json.dumps({"history": ROWS}, indent=2).encode())
+    assert values(path) == [{"history": ROWS}]
+
+
+def test_lines_of_bare_lists_are_rows(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "q"}]
+    one = json.dumps(chat).encode() + b"\n"
+    assert values(write(tmp_path / "two.jsonl", one * 2)) == [chat, chat]
+    assert values(write(tmp_path / "one.jsonl", one)) == [chat]
+
+
+def test_tables_give_their_rows(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_file(tmp_path / "file.arrow", table.schema) as file:
+        file.write_table(table)
+    with pa.ipc.new_stream(tmp_path / "stream.arrow", table.schema) as stream:
+        stream.write_table(table)
+    with (tmp_path / "a.csv").open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, ["text", "n"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    for name in ("a.parquet", "file.arrow", "stream.arrow"):
+        assert values(tmp_path / name) == ROWS
+    assert values(tmp_path / "a.csv") == [{**row, "n": str(row["n"])} for row in ROWS]
+
+
+def test_bad_lines_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    lines = [b'{"n": 0}', b'{"n": 1', b'{"t": "\xff"}', b'{"t": "\0"}', b'{"n": 4}']
+    found = [parse_row(row) for row in iter_rows(write(tmp_path / "a.jsonl", b"\n".join(lines)))]
+    assert [row.number for row in found] == [1, 2, 3, 4, 5]
+    assert (found[0].data, found[4].data) == ({"n": 0}, {"n": 4})
+    assert "not valid JSON" in (found[1].error or "")
+    assert found[2].error == "is not UTF-8: byte 0xff at 7"
+    assert "not valid JSON" in (found[3].error or "")
+
+
+def test_first_line_may_be_the_bad_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"n": 1\n{"n": 2}\n{"n": 3}\n')
+    assert [row.error is None for row in map(parse_row, iter_rows(path))] == [False, True, True]
+
+
+def test_broken_array_keeps_what_came_before(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", b'[{"n": 0},\n {"n": 1},\n {"n": oops},\n {"n": 3}]')
+    found = values(path)
+    assert found[:2] == [{"n": 0}, {"n": 1}]
+    assert "not valid JSON from its item 3 on" in found[2] and len(found) == 3
+
+
+def test_cut_gzip_keeps_what_came_before(tmp_path: Path) -> None:
+    data = gzip.compress(JSONL * 400)
+    found = values(write(tmp_path / "a.jsonl.gz", data[: len(data) // 2]))
+    assert found[0] == ROWS[0]
+    assert "cannot be read after row" in found[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("a.jsonl", b"", "is empty"),
+        ("a.json", b" \n\n", "is empty"),
+        ("a.csv", b"", "is empty"),
+        ("a.txt", b"", "is empty"),
+        ("a.jsonl", '{"n": 1}'.encode("utf-16"), "UTF-16"),
+        ("a.parquet", b"no parquet at all", "cannot be read"),
+        ("a.arrow", b"no arrow at all", "cannot be read"),
+        ("a.jsonl.gz", b"no gzip at all", "cannot be read"),
+        ("a.jsonl.zst", b"no zstandard at all", "cannot be read"),
+        ("a.csv", b"a,b\n1,2,3\n", "another number of fields"),
+    ],
+)
+def test_unreadable_files_are_told(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
+    found = list(iter_rows(write(tmp_path / name, data)))
+    assert len(found) == 1 and reason in (found[0].error or "")
+
+
+def test_folders_and_globs_are_searched_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    names = ["b/z.jsonl", "b/a.json.gz", "c.parquet", "readme.md", ".hidden/x.jsonl"]
+    for name in names:
+        write(tmp_path / name, b"")
+    expected = [tmp_path / name for name in ("c.parquet", "b/a.json.gz", "b/z.jsonl")]
+    assert find_files([tmp_path])[0] == expected
+    assert find_files([tmp_path / "b" / "*.jsonl"])[0] == [tmp_path / "b/z.jsonl"]
+    assert find_files([tmp_path / "c.parquet", tmp_path])[0] == expected
+
+
+def test_missing_inputs_are_refused(tmp_path: Path) -> None:
+    for given in (tmp_path / "none.jsonl", tmp_path / "*.jsonl", tmp_path):
+        with pytest.raises(DataError, match="names no chat file"):
+            find_files([given])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_folder_without_read_rights_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", JSONL)
+    (tmp_path / "closed").mkdir(mode=0)
+    files, refused = find_files([tmp_path])
+    assert files == [tmp_path / "a.jsonl"]
+    assert [(path.name, reason) for path, reason in refused] == [("closed", "Permission denied")]
+
+
+def test_stem_leaves_suffixes_out() -> None:
+    assert stem_of(Path("x/gsm8k__train.jsonl.gz")) == "gsm8k__train"
+    assert stem_of(Path("v1.5.json")) == "v1.5"
