@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from dflash_core.bucketing.config import EdgeGrid, EdgeObjective, ShapeCost
 from dflash_core.config import FrozenModel
 from dflash_core.planning.anchors import AnchorConfig
 
@@ -38,6 +39,12 @@ class BatchingConfig(FrozenModel):
     """What happens to samples that are longer than max_length or have no usable length."""
     num_buckets: int = Field(default=24, ge=1, le=128)
     """Buckets that the bucketed strategy fits when no edges are given."""
+    edge_objective: EdgeObjective = "slots"
+    """What fitted edges minimise."""
+    edge_grid: EdgeGrid = "multiple"
+    """Edges on any multiple, or only where whole rows use the budget up."""
+    edge_cost: ShapeCost = ShapeCost()
+    """Coefficients of edge objective cost."""
     edges: tuple[int, ...] | None = None
     """Given bucket edges: increasing inclusive upper bounds in tokens."""
     pad_to: Literal["batch", "edge"] = "batch"

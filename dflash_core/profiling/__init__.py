@@ -1,9 +1,10 @@
 """How long are the samples? One screening policy and a mergeable histogram."""
 
 from dflash_core.profiling.counting import profile_of_counts
-from dflash_core.profiling.profile import DomainHistogram, LengthProfile, TruncationSpike
+from dflash_core.profiling.profile import DomainHistogram, LengthProfile
 from dflash_core.profiling.reader import TokenColumns, profile_data, read_lengths
 from dflash_core.profiling.screening import Screened, screen_lengths
+from dflash_core.profiling.spike import TruncationSpike, find_spike
 
 __all__ = [
     "DomainHistogram",
@@ -11,6 +12,7 @@ __all__ = [
     "Screened",
     "TokenColumns",
     "TruncationSpike",
+    "find_spike",
     "profile_data",
     "profile_of_counts",
     "read_lengths",

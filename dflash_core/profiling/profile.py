@@ -10,11 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from dflash_core.config import FrozenModel
 from dflash_core.errors import DataError
 from dflash_core.profiling.screening import BAD_KINDS, Oversize, screen_lengths
+from dflash_core.profiling.spike import TruncationSpike, find_spike
 
-__all__ = ["DomainHistogram", "LengthProfile", "TruncationSpike"]
-
-SPIKE_SHARE = 0.01
-SPIKE_RATIO = 10
+__all__ = ["DomainHistogram", "LengthProfile"]
 
 
 class DomainHistogram(FrozenModel):
@@ -36,17 +34,6 @@ class DomainHistogram(FrozenModel):
         if self.counts and (min(self.counts) < 1 or self.lengths[0] < 1):
             raise ValueError("lengths and counts must be positive")
         return self
-
-
-class TruncationSpike(FrozenModel):
-    """Many samples at exactly the maximum: the mark of an earlier truncation."""
-
-    length: int
-    """The maximum, in tokens."""
-    count: int
-    """Samples of this length."""
-    share: float
-    """Share of all samples."""
 
 
 class LengthProfile(FrozenModel):
@@ -181,22 +168,8 @@ class LengthProfile(FrozenModel):
 
     @property
     def truncation_spike(self) -> TruncationSpike | None:
-        """The pile at the maximum, when it is no part of the tail.
-
-        At least 1 % of the samples sit exactly there, ten times what the average length of the
-        upper half of the range holds.
-        """
-        lengths, counts = self._combined()
-        if lengths.size < 2:
-            return None
-        top, count = int(lengths[-1]), int(counts[-1])
-        middle = (int(lengths[0]) + top) // 2
-        tail = int(counts[(lengths > middle) & (lengths < top)].sum())
-        density = tail / max(top - 1 - middle, 1)
-        share = count / int(counts.sum())
-        if share < SPIKE_SHARE or count < SPIKE_RATIO * density:
-            return None
-        return TruncationSpike(length=top, count=count, share=share)
+        """The pile of samples at exactly the maximum, when it is no part of the tail."""
+        return find_spike(*self._combined())
 
     def quantile(self, q: float) -> int:
         """Return the smallest length that at least a share ``q`` of the samples does not exceed.

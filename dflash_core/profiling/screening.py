@@ -13,7 +13,7 @@ __all__ = ["ABSURD_LENGTH", "BAD_KINDS", "Oversize", "Screened", "screen_lengths
 ABSURD_LENGTH = 2**31 - 1
 """No sample has this many tokens: such values are sentinels."""
 
-BAD_KINDS = ("null", "zero", "negative", "absurd", "oversize")
+BAD_KINDS: tuple[str, ...] = ("null", "zero", "negative", "absurd", "oversize")
 
 Oversize = Literal["error", "truncate", "drop"]
 

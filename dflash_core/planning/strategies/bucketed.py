@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_core.bucketing import fit_buckets
+from dflash_core.bucketing import BucketingConfig, fit_bucket_edges
 from dflash_core.compiled import compiled
 from dflash_core.planning.batches import Batches, Samples, close_batches
 from dflash_core.planning.config import BatchingConfig
@@ -28,7 +28,15 @@ def bucket_edges(lengths: NDArray[np.int32], config: BatchingConfig) -> NDArray[
     if config.edges is not None:
         edges = np.array(config.edges, dtype=np.int64)
         return -(-edges // config.multiple_of) * config.multiple_of
-    return fit_buckets(lengths, num_buckets=config.num_buckets, multiple_of=config.multiple_of)
+    settings = BucketingConfig(
+        num_buckets=config.num_buckets,
+        objective=config.edge_objective,
+        multiple_of=config.multiple_of,
+        grid=config.edge_grid,
+        token_budget=config.token_budget,
+        cost=config.edge_cost,
+    )
+    return np.array(fit_bucket_edges(lengths, settings).edges, dtype=np.int64)
 
 
 def _bucket_table(edges: NDArray[np.int64], longest: int) -> NDArray[np.uint8]:
