@@ -137,7 +137,7 @@ def load_target(config: TargetConfig, *, device: torch.device | str = "cpu") -> 
     trust = config.trust_remote_code
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
             attn_implementation=config.attention,

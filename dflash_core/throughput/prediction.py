@@ -57,7 +57,7 @@ def predict(plan: EpochPlan, cost: CostModel, *, block_size: int) -> Prediction:
         "draft": float(draft.sum()) / busy.shape[1] + cost.step_s * plan.num_steps,
         "straggler": waiting * epoch_s,
     }
-    ktok_s = float(plan.real_tokens.sum()) / epoch_s / 1000
+    ktok_s = plan.total_tokens / epoch_s / 1000
     spread = float(np.hypot(cost.relative_error, DRIFT))
     bottleneck: Literal["target", "draft", "straggler"] = max(shares, key=shares.__getitem__)  # type: ignore[assignment]
     return Prediction(

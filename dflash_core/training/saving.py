@@ -1,0 +1,33 @@
+"""Write a trained target as a transformers folder, whole or not at all."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dflash_core.artifacts import new_artifact
+
+__all__ = ["TARGET_KIND", "save_target"]
+
+TARGET_KIND = "target"
+TARGET_VERSION = 1
+
+
+def save_target(model: Any, tokenizer: Any, out: Path, facts: dict[str, Any]) -> Path:
+    """Save model and tokenizer for transformers, in bfloat16 safetensors.
+
+    Args:
+        model: A transformers model; it is left as it is.
+        tokenizer: Its tokenizer.
+        out: Folder.
+        facts: JSON-able facts for the manifest.
+    """
+    stored = copy.deepcopy(model).to(torch.bfloat16)
+    stored.config.dtype = torch.bfloat16
+    with new_artifact(out, kind=TARGET_KIND, format_version=TARGET_VERSION, metadata=facts) as work:
+        stored.save_pretrained(work)
+        tokenizer.save_pretrained(work)
+        for file in work.iterdir():
+            file.chmod(0o644)
+    return out
