@@ -31,7 +31,7 @@ def profile_of_counts(
     Raises:
         DataError: There is a bad length and the policy is ``error``.
     """
-    bad = dict.fromkeys(BAD_KINDS, 0)
+    bad: dict[str, int] = dict.fromkeys(BAD_KINDS, 0)
     usable: dict[int, int] = {}
     total_supervised = 0
     for length, count, own in zip(lengths, counts, supervised, strict=True):

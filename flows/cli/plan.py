@@ -1,0 +1,176 @@
+"""``dflash-flow plan``: batching strategies side by side on real lengths."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import get_args
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dflash_core.artifacts import atomic_write, new_artifact
+from dflash_core.errors import ConfigError
+from dflash_core.planning import (
+    STRATEGIES,
+    BatchingConfig,
+    StrategyReport,
+    compare_strategies,
+    comparison_json,
+)
+from dflash_core.planning.config import Mixing, Oversize, Tail
+from dflash_core.profiling import read_lengths
+
+__all__ = ["add_arguments", "run"]
+
+DEFAULTS = BatchingConfig()
+COMPARISON_KIND = "plan-comparison"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("data", type=Path, metavar="DATA|LENGTHS")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), metavar="A,B")
+    parser.add_argument(
+        "--mixing", choices=[*get_args(Mixing), "all"], default="diverse", help="default diverse"
+    )
+    _add_whole(parser, "token-budget", DEFAULTS.token_budget, "most slots of a micro-batch")
+    _add_whole(parser, "world-size", 1, "ranks that consume micro-batches")
+    _add_whole(
+        parser,
+        "micro-batches-per-step",
+        DEFAULTS.micro_batches_per_step,
+        "micro-batches of an optimizer step over all ranks",
+    )
+    _add_whole(parser, "num-buckets", DEFAULTS.num_buckets, "buckets to fit")
+    parser.add_argument("--edges", type=_edges, metavar="N,N", help="given edges, not fitted")
+    parser.add_argument("--pad-to", choices=["batch", "edge"], default=DEFAULTS.pad_to)
+    _add_whole(parser, "multiple-of", DEFAULTS.multiple_of, "padded lengths are multiples of this")
+    _add_whole(parser, "pool-size", DEFAULTS.pool_size, "samples that pooled sorts together")
+    _add_whole(parser, "max-length", None, "longest usable sample")
+    _add_whole(parser, "max-samples", None, "most samples of a micro-batch")
+    _add_whole(parser, "anchor-budget", None, "most anchors of a micro-batch")
+    parser.add_argument("--oversize", choices=get_args(Oversize), default=DEFAULTS.oversize)
+    parser.add_argument("--tail", choices=get_args(Tail), default=DEFAULTS.tail)
+    _add_whole(parser, "seed", 0, "of all random choices")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write plans and picture there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare the strategies and show one row for each."""
+    settings = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in BatchingConfig.model_fields
+    }
+    mixings = get_args(Mixing) if arguments.mixing == "all" else (arguments.mixing,)
+    config = BatchingConfig.model_validate({**settings, "mixing": mixings[0]})
+    lengths, supervised = read_lengths(arguments.data)
+    reports = compare_strategies(
+        lengths,
+        config,
+        strategies=_strategies(arguments.strategies),
+        mixings=mixings,
+        seed=arguments.seed,
+        world_size=arguments.world_size,
+        supervised=supervised,
+    )
+    comparison = comparison_json(reports, config.token_budget)
+    if arguments.save is not None:
+        _save(arguments.save, reports, comparison)
+    if arguments.json:
+        sys.stdout.write(json.dumps(comparison) + "\n")
+    else:
+        _show(reports, comparison)
+    return 0
+
+
+def _add_whole(parser: argparse.ArgumentParser, name: str, default: int | None, what: str) -> None:
+    shown = "" if default is None else f" (default {default:,})"
+    parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=what + shown)
+
+
+def _edges(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _strategies(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--strategies names none; give some of {', '.join(STRATEGIES)}")
+    return names
+
+
+def _show(reports: list[StrategyReport], comparison: dict[str, object]) -> None:
+    mixings = list(dict.fromkeys(report.mixing for report in reports))
+    title = (
+        f"{comparison['num_samples']:,} samples, {comparison['total_tokens']:,} tokens, "
+        f"budget {comparison['token_budget']:,}, mixing {', '.join(mixings)}"
+    )
+    # Short enough for 80 columns with one mixing.
+    names = ["effi-\nciency", "micro-\nbatches", "\nsteps", "length\neta2", "step\neta2"]
+    names += ["recur-\nrence", "strag-\ngler", "\nshapes", "plan\ns"]
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("\nstrategy", no_wrap=True)
+    if len(mixings) > 1:
+        table.add_column("\nmixing", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right")
+    for report in reports:
+        mixing = [report.mixing] if len(mixings) > 1 else []
+        table.add_row(report.name, *mixing, *_figures(report))
+    console = Console(highlight=False)
+    console.print(table)
+    floors = reports[0].diversity
+    console.print(
+        "eta2 is the share of length variance between micro-batches or steps: 1 is one length "
+        f"class each; chance gives {floors.length_eta2_floor:.3f} and "
+        f"{floors.step_length_eta2_floor:.2g}"
+    )
+    for report in reports:
+        if report.num_dropped or report.plan.num_truncated:
+            reasons = ", ".join(f"{count:,} {why}" for why, count in report.plan.dropped.items())
+            console.print(
+                f"{report.name}, {report.mixing}: {report.num_dropped:,} samples dropped"
+                f"{f' ({reasons})' if reasons else ''}, {report.plan.num_truncated:,} truncated"
+            )
+
+
+def _figures(report: StrategyReport) -> list[str]:
+    return [
+        f"{report.padding_efficiency:.4f}",
+        f"{report.num_micro_batches:,}",
+        f"{report.num_steps:,}",
+        f"{report.length_eta2:.3f}",
+        _small(report.step_length_eta2),
+        _small(report.pair_recurrence),
+        f"{report.straggler_factor:.3f}",
+        f"{report.distinct_shapes:,}",
+        f"{report.plan_s:.2f}",
+    ]
+
+
+def _small(share: float) -> str:
+    return f"{share:.4f}" if share == 0 or share >= 1e-4 else f"{share:.0e}"
+
+
+def _save(path: Path, reports: list[StrategyReport], comparison: dict[str, object]) -> None:
+    import numpy as np
+
+    from dflash_core.reporting.trade import draw_trade
+
+    with new_artifact(path, kind=COMPARISON_KIND, format_version=1) as out:
+        atomic_write(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
+        draw_trade(reports, out / "trade.png")
+        for report in reports:
+            plan = report.plan
+            np.savez(
+                out / f"{report.name}-{report.mixing}.npz",
+                order=plan.order,
+                offsets=plan.offsets,
+                padded_lengths=plan.padded_lengths,
+                assignment=plan.assignment,
+                loss_weight=plan.loss_weight,
+            )
