@@ -91,6 +91,7 @@ class DraftObjective:
 
     def run(self, micro_batch: MicroBatch) -> Tensor:
         """Add the gradient of the weighted loss sum over the micro-batch's anchors."""
+        start = time.perf_counter()
         batch = collate(
             micro_batch.samples(self._store),
             padded_length=micro_batch.padded_length,
@@ -122,7 +123,7 @@ class DraftObjective:
             batch.num_covered,
             batch.num_without_anchors,
             middle - begin,
-            end - middle,
+            (begin - start) + (end - middle),
         ]
         by_position = result.by_position.flatten().cpu() * micro_batch.weight
         return torch.cat([torch.tensor(counted, dtype=torch.float64), by_position])
