@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -22,13 +22,15 @@ from pydantic_settings import (
 
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.config import CorpusConfig
+from dflash_core.decoding.config import EvaluationConfig
 from dflash_core.draft.config import DraftConfig, LossConfig
 from dflash_core.errors import ConfigError
 from dflash_core.planning.config import BatchingConfig, Mixing
 from dflash_core.target.config import TargetConfig
+from dflash_core.throughput.gate import GateConfig
 from dflash_core.training.config import TrainingConfig
 
-__all__ = ["CompareConfig", "RunConfig", "Settings", "load_settings"]
+__all__ = ["CompareConfig", "RunConfig", "Settings", "TrackingConfig", "load_settings"]
 
 ENV_PREFIX = "DFLASH_"
 
@@ -51,6 +53,17 @@ class CompareConfig(FrozenModel):
     """Mixings to compare each strategy with."""
 
 
+class TrackingConfig(FrozenModel):
+    """Where results are recorded."""
+
+    uri: str | None = None
+    """MLflow server or database; a SQLite file under run.root when not given."""
+    experiment: str | None = None
+    """Experiment; named after the target when not given."""
+    model_name: str = Field(default="dflash-drafter", min_length=1)
+    """Registered model that new drafters become versions of."""
+
+
 class Settings(FrozenModel):
     """One run from chats to a registered drafter."""
 
@@ -68,8 +81,24 @@ class Settings(FrozenModel):
     """Shape of the drafter."""
     loss: LossConfig = LossConfig()
     """Loss of the drafter."""
+    gate: GateConfig = GateConfig()
+    """What a strategy must reach."""
     training: TrainingConfig = TrainingConfig()
     """The training run."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """How acceptance is measured."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Where results are recorded."""
+
+    @model_validator(mode="after")
+    def _longest_sample_fits(self) -> "Settings":
+        budget, longest = self.batching.token_budget, self.corpus.max_length
+        if budget < longest:
+            raise ValueError(
+                f"batching.token_budget {budget:,} is under corpus.max_length {longest:,}, so the "
+                "longest sample would fit no micro-batch; raise the one or lower the other"
+            )
+        return self
 
 
 def load_settings(file: Path | None = None, overrides: Sequence[str] = ()) -> Settings:

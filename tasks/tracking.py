@@ -1,0 +1,219 @@
+"""MLflow as the flows use it: a parent run, nested runs, steps in batches, a registered model.
+
+Everything goes through a client with explicit addresses: no global state, nothing written into
+the working folder. What MLflow refuses while training runs is kept and delivered later.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException, RestException
+
+from configs.settings import TrackingConfig
+from tasks.console import logger
+from tasks.run_folder import RunFolder
+
+__all__ = ["StepMetrics", "TrackedRun", "open_tracking", "register_drafter"]
+
+CHUNK = 800  # MLflow takes at most 1,000 metrics and 100 parameters in a call
+PARAM_CHUNK = 100
+PARAM_LENGTH = 500
+
+
+class TrackedRun:
+    """One MLflow run."""
+
+    def __init__(self, client: MlflowClient, experiment_id: str, run_id: str) -> None:
+        self.client = client
+        self.experiment_id = experiment_id
+        self.run_id = run_id
+
+    @contextmanager
+    def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator["TrackedRun"]:
+        """Open a nested run, ended with the outcome of the block."""
+        nested = {"mlflow.parentRunId": self.run_id, **(tags or {})}
+        with _started(self.client, self.experiment_id, name, nested) as run:
+            yield run
+
+    def log_params(self, values: Mapping[str, Any]) -> None:
+        """Log a nested mapping as dotted parameters."""
+        params = [Param(k, str(v)[:PARAM_LENGTH]) for k, v in _flatten(values)]
+        for start in range(0, len(params), PARAM_CHUNK):
+            self.client.log_batch(self.run_id, params=params[start : start + PARAM_CHUNK])
+
+    def log_metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
+        """Log figures."""
+        self.log_steps([{"step": step, **values}])
+
+    def log_steps(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Log many steps at once; each line names its ``step``, lists become numbered figures."""
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(name, float(value), now, int(line["step"]))
+            for line in lines
+            for name, value in _numbers(line)
+        ]
+        for start in range(0, len(metrics), CHUNK):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + CHUNK])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def log_json(self, name: str, value: Any) -> None:
+        """Keep a JSON-able value as an artifact."""
+        self.client.log_dict(self.run_id, value, name)
+
+    def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:
+        """Keep a table that the MLflow page shows."""
+        self.client.log_table(self.run_id, dict(columns), name)
+
+    def log_figure(self, name: str, figure: Figure) -> None:
+        """Keep a figure as SVG."""
+        self.client.log_figure(self.run_id, figure, name)
+
+    def log_files(self, path: Path, folder: str | None = None) -> None:
+        """Keep a file or a folder."""
+        if path.is_dir():
+            self.client.log_artifacts(self.run_id, str(path), folder)
+        else:
+            self.client.log_artifact(self.run_id, str(path), folder)
+
+
+class StepMetrics:
+    """Delivers training steps to MLflow, each once, however often MLflow is away.
+
+    Args:
+        run: Where steps go.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._run = run
+        self._waiting: list[Mapping[str, Any]] = []
+        self._last_step = 0
+        self._away = False
+
+    def deliver(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Send new lines, with those that could not be sent before."""
+        self._waiting += [line for line in lines if line["step"] > self._last_step]
+        if not self._waiting:
+            return
+        try:
+            self._run.log_steps(self._waiting)
+        except (MlflowException, OSError) as error:
+            if not self._away:
+                logger().warning("MLflow does not answer (%s); steps are kept for later", error)
+            self._away = True
+            return
+        self._away = False
+        self._last_step = max(line["step"] for line in self._waiting)
+        self._waiting = []
+
+    def finish(self) -> None:
+        """Send what is left; what still cannot be sent stays in the run's metrics.jsonl."""
+        self.deliver([])
+        if self._waiting:
+            logger().warning(
+                "%d steps did not reach MLflow; they are in metrics.jsonl", len(self._waiting)
+            )
+
+
+@contextmanager
+def open_tracking(
+    config: TrackingConfig, folder: RunFolder, *, experiment: str, tags: Mapping[str, str]
+) -> Iterator[TrackedRun]:
+    """Open the parent run of a flow run.
+
+    Args:
+        config: Where MLflow is.
+        folder: The run's folder; its root holds the database when no server is named.
+        experiment: Experiment when the settings name none.
+        tags: Tags of the run.
+    """
+    store = folder.root / "mlflow"
+    uri = config.uri or f"sqlite:///{store / 'mlflow.db'}"
+    if config.uri is None:
+        store.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    name = config.experiment or experiment
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        artifacts = None if config.uri else (store / "artifacts").as_uri()
+        experiment_id = client.create_experiment(name, artifact_location=artifacts)
+    else:
+        experiment_id = found.experiment_id
+    with _started(client, experiment_id, folder.name, tags) as run:
+        yield run
+
+
+def register_drafter(
+    run: TrackedRun, drafter: Path, *, name: str, alias: str, tags: Mapping[str, str]
+) -> str:
+    """Keep an exported drafter with its run and register it.
+
+    Args:
+        run: The run that made it.
+        drafter: Export folder.
+        name: Registered model.
+        alias: Alias that then points to the new version.
+        tags: Tags of the version.
+
+    Returns:
+        Name and version, as MLflow writes them.
+    """
+    run.log_files(drafter, "drafter")
+    try:
+        run.client.create_registered_model(name)
+    except (MlflowException, RestException) as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    version = run.client.create_model_version(
+        name,
+        source=f"runs:/{run.run_id}/drafter",
+        run_id=run.run_id,
+        tags=dict(tags),
+    )
+    run.client.set_registered_model_alias(name, alias, version.version)
+    return f"{name} version {version.version} ({alias})"
+
+
+@contextmanager
+def _started(
+    client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]
+) -> Iterator[TrackedRun]:
+    info = client.create_run(experiment_id, run_name=name, tags=dict(tags)).info
+    status = "FAILED"
+    try:
+        yield TrackedRun(client, experiment_id, info.run_id)
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        try:
+            client.set_terminated(info.run_id, status)
+        except (MlflowException, OSError) as error:
+            logger().warning("MLflow did not take the end of run %s: %s", info.run_id, error)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
+        if isinstance(value, bool | int | float) and name != "step":
+            yield name, float(value)
+        elif isinstance(value, list):
+            for index, item in enumerate(value, start=1):
+                yield f"{name}/{index}", float(item)
