@@ -7,15 +7,24 @@ the split is the same on every machine and Python version, whatever functions a 
 import ast
 import hashlib
 import inspect
+import json
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dflash_core.artifacts import atomic_write
 from dflash_core.errors import DataError
 
-__all__ = ["Split", "StdlibFunction", "functions_in", "is_held_out", "stdlib_functions"]
+__all__ = [
+    "Split",
+    "StdlibFunction",
+    "functions_in",
+    "is_held_out",
+    "stdlib_functions",
+    "write_stdlib_chats",
+]
 
 Split = Literal["train", "held_out"]
 
@@ -149,3 +158,40 @@ def _signature_end(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str
 
 def _dedent(lines: list[str]) -> str:
     return inspect.cleandoc("\n" + "\n".join(line.rstrip() for line in lines)).rstrip()
+
+
+def write_stdlib_chats(file: Path, split: Split, *, most: int | None = None) -> int:
+    """Write one split's documented functions as chats, one JSON object a line.
+
+    Args:
+        file: Where; written whole or not at all.
+        split: Which modules. A held-out function that some training module repeats is left out.
+        most: Most functions, those with the smallest hash of their id; all when not given.
+
+    Returns:
+        Functions written.
+
+    Raises:
+        DataError: The library's source is not there.
+    """
+    functions = list(stdlib_functions(split))
+    if split == "held_out":
+        trained_on = {f.source for f in stdlib_functions("train", documented_only=False)}
+        functions = [f for f in functions if f.source not in trained_on]
+    if most is not None and len(functions) > most:
+        # By hash, so that functions which another Python version adds disturb few of the others.
+        functions.sort(key=lambda f: hashlib.sha256(f.sample_id.encode()).digest())
+        functions = sorted(functions[:most], key=lambda f: f.sample_id)
+    rows = (
+        {
+            "id": function.sample_id,
+            "domain": "python-stdlib",
+            "messages": [
+                {"role": "user", "content": function.prompt},
+                {"role": "assistant", "content": function.source},
+            ],
+        }
+        for function in functions
+    )
+    atomic_write(file, "".join(f"{json.dumps(row)}\n" for row in rows))
+    return len(functions)

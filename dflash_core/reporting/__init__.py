@@ -1,1 +1,31 @@
 """What happened? Figures and the page."""
+
+from dflash_core.reporting.page import render_page
+from dflash_core.reporting.summary import (
+    CorpusFacts,
+    ProfileFacts,
+    RunSummary,
+    StrategyFacts,
+    TrainingFacts,
+)
+from dflash_core.reporting.tables import (
+    Table,
+    acceptance_table,
+    headline,
+    markdown,
+    strategy_table,
+)
+
+__all__ = [
+    "CorpusFacts",
+    "ProfileFacts",
+    "RunSummary",
+    "StrategyFacts",
+    "Table",
+    "TrainingFacts",
+    "acceptance_table",
+    "headline",
+    "markdown",
+    "render_page",
+    "strategy_table",
+]
