@@ -8,6 +8,8 @@ from dflash_core.planning.config import Mixing
 
 __all__ = ["assign_ranks"]
 
+MAX_SWEEPS = 8
+
 
 def assign_ranks(
     mixing: Mixing,
@@ -73,25 +75,24 @@ def _balance(steps, costs, accumulation, world_size):
 
 @compiled
 def _exchange(placed, costs, held, loads):
-    """Swap pairs between the most loaded rank and others while that lowers the larger sum."""
-    for _ in range(8 * loads.size):
-        top = np.argmax(loads)
-        best = loads[top]
-        best_slot, best_other, best_rank = -1, -1, -1
+    """Even out each pair of ranks by its best swap, in sweeps, until no swap helps."""
+    for _ in range(MAX_SWEEPS):
+        moved = False
         for rank in range(loads.size):
-            if rank == top:
-                continue
-            for slot in range(held[top]):
-                for other in range(held[rank]):
-                    gain = costs[placed[slot, top]] - costs[placed[other, rank]]
-                    larger = max(loads[top] - gain, loads[rank] + gain)
-                    if larger < best:
-                        best, best_slot, best_other, best_rank = larger, slot, other, rank
-        if best_slot < 0:
+            for other in range(rank + 1, loads.size):
+                excess = loads[rank] - loads[other]
+                least, best_slot, best_place = abs(excess), -1, -1
+                for slot in range(held[rank]):
+                    for place in range(held[other]):
+                        gain = costs[placed[slot, rank]] - costs[placed[place, other]]
+                        if abs(excess - 2 * gain) < least:
+                            least, best_slot, best_place = abs(excess - 2 * gain), slot, place
+                if best_slot >= 0:
+                    given = placed[best_slot, rank]
+                    taken = placed[best_place, other]
+                    placed[best_slot, rank], placed[best_place, other] = taken, given
+                    loads[rank] += costs[taken] - costs[given]
+                    loads[other] += costs[given] - costs[taken]
+                    moved = True
+        if not moved:
             return
-        moved = placed[best_slot, top]
-        gain = costs[moved] - costs[placed[best_other, best_rank]]
-        placed[best_slot, top] = placed[best_other, best_rank]
-        placed[best_other, best_rank] = moved
-        loads[top] -= gain
-        loads[best_rank] += gain

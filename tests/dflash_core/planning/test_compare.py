@@ -1,0 +1,89 @@
+"""The comparison that people and programs read."""
+
+import json
+from itertools import count
+
+import numpy as np
+
+from dflash_core.planning import (
+    STRATEGIES,
+    BatchingConfig,
+    compare_strategies,
+    comparison_json,
+    diversity_of,
+)
+
+LENGTHS = np.random.default_rng(0).integers(10, 400, 3_000)
+CONFIG = BatchingConfig(token_budget=2_000, micro_batches_per_step=8, pool_size=300)
+FIELDS = {
+    "name",
+    "mixing",
+    "padding_efficiency",
+    "budget_fill",
+    "num_micro_batches",
+    "num_steps",
+    "length_eta2",
+    "step_length_eta2",
+    "pair_recurrence",
+    "straggler_factor",
+    "distinct_shapes",
+    "max_slots",
+    "num_dropped",
+    "plan_s",
+}
+
+
+def compare(**changes):
+    arguments = {
+        "strategies": list(STRATEGIES),
+        "mixings": ["diverse", "random"],
+        "seed": 0,
+        "world_size": 4,
+        "supervised": LENGTHS // 2,
+    } | changes
+    return compare_strategies(LENGTHS, CONFIG, **arguments)
+
+
+def test_each_strategy_is_reported_under_each_mixing():
+    reports = compare()
+    assert [(report.name, report.mixing) for report in reports] == [
+        (name, mixing) for name in STRATEGIES for mixing in ("diverse", "random")
+    ]
+    row = {report.name: report for report in reports if report.mixing == "diverse"}
+    assert row["sorted"].pair_recurrence == 1
+    assert row["random"].pair_recurrence < row["pooled"].pair_recurrence < 1
+    assert row["packed"].padding_efficiency == 1
+    assert row["random"].padding_efficiency < row["bucketed"].padding_efficiency
+    assert row["packed"].length_eta2_vs_random < row["sorted"].length_eta2_vs_random
+    for report in reports:
+        assert report.max_slots <= 2_000
+        assert (
+            report.diversity.supervised_per_step.most
+            <= report.diversity.supervised_per_step.mean * 2
+        )
+        assert report.plan.num_steps == report.num_steps
+
+
+def test_programs_get_plain_numbers_without_the_plans():
+    result = comparison_json(compare(strategies=["pooled"]), 2_000)
+    text = json.dumps(result)
+    assert "NaN" not in text
+    assert result["num_samples"] == 3_000
+    assert result["total_tokens"] == int(LENGTHS.sum())
+    assert result["strategies"][0].keys() >= FIELDS
+    assert "plan" not in result["strategies"][0]
+
+
+def test_planning_is_timed_by_the_given_clock():
+    ticks = count()
+    (report,) = compare(strategies=["sorted"], mixings=["random"], clock=lambda: float(next(ticks)))
+    assert report.plan_s == 1.0
+
+
+def test_equal_lengths_have_no_variance_to_share():
+    (report,) = compare_strategies(
+        [7] * 40, CONFIG, strategies=["random"], mixings=["diverse"], seed=0, world_size=1
+    )
+    assert (report.length_eta2, report.length_eta2_vs_random) == (0.0, None)
+    assert report.diversity.supervised_per_step is None
+    assert diversity_of(report.plan).pair_recurrence is None
