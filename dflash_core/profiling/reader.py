@@ -134,7 +134,7 @@ def token_files(paths: Iterable[Path]) -> list[Path]:
         if path.is_dir():
             own = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
             if (path / MANIFEST_NAME).is_file():
-                own = [file for file in own if file.suffix == ".arrow"]
+                own = [file for file in own if file.match("shard-*.arrow")]
         if not own or own[0].suffix not in SUFFIXES:
             raise DataError(f"{path} holds no token data; give {', '.join(SUFFIXES)} or a store")
         found += own

@@ -1,0 +1,82 @@
+"""``dflash-flow run``: the whole chain."""
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from configs.settings import Settings, load_settings
+from dflash_core.errors import DFlashError
+from flows.cli import EXIT_FAILED, EXIT_REJECTED
+
+__all__ = ["TAKES_SETTINGS", "add_arguments", "run", "run_settings"]
+
+TAKES_SETTINGS = True
+
+# Before Prefect is imported: no telemetry without asking, and our own lines instead of its log.
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE.toml")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the flow and print what came of it."""
+    settings = load_settings(arguments.config, arguments.overrides)
+    return run_settings(settings, as_json=arguments.json)
+
+
+def run_settings(settings: Settings, *, as_json: bool = False) -> int:
+    """Run the flow with settings; see `run`."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from flows.train_drafter import train_drafter
+    from tasks.console import use_console
+
+    use_console()
+    state = train_drafter(settings, return_state=True)
+    if state.name == "Rejected":
+        return EXIT_REJECTED
+    if state.is_completed():
+        _show(state.result(), settings, as_json=as_json)
+        return 0
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, DFlashError | KeyboardInterrupt):
+        raise error
+    if isinstance(error, BaseException):
+        traceback.print_exception(error)
+    sys.stderr.write(f"dflash-flow: {state.message}\n")
+    return EXIT_FAILED
+
+
+def _show(summary: Any, settings: Settings, *, as_json: bool) -> None:
+    from dflash_core.reporting import headline, strategy_table
+
+    if as_json:
+        sys.stdout.write(summary.model_dump_json() + "\n")
+        return
+    console = Console(highlight=False)
+    table = strategy_table(summary)
+    shown = RichTable(*table.headings, box=None)
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for name, value in headline(summary):
+        console.print(f"{name:>12}  {value}")
+    root = settings.run.root.resolve()
+    console.print(f"{'report':>12}  {root / summary.name / 'report.html'}", soft_wrap=True)

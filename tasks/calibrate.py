@@ -1,0 +1,50 @@
+"""Measure this machine, or find what was measured before."""
+
+from pathlib import Path
+
+import torch
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from dflash_core.artifacts import atomic_write
+from dflash_core.throughput import CostModel
+from dflash_core.training.calibration import fingerprint
+from dflash_core.training.config import TrainingJob
+from tasks.console import announce, logger
+from tasks.keys import cached_path
+from tasks.run_folder import RunFolder
+from tasks.torchrun import run_torchrun
+
+__all__ = ["calibrate"]
+
+
+@task(name="calibrate", cache_policy=NO_CACHE)
+def calibrate(job: TrainingJob, folder: RunFolder) -> CostModel:
+    """Time target and drafter with all ranks busy; reused while machine, models and code match."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    marks = fingerprint(job, device).model_dump()
+    shapes = [job.batching.token_budget, job.batching.anchors.model_dump()]
+    file = cached_path(folder, "calibration", marks, shapes)
+    reused = file.is_file()
+    if not reused:
+        _measure(job, file, folder)
+    model = CostModel.model_validate_json(file.read_bytes())
+    announce(
+        f"calibration: held-out error {model.relative_error:.1%}{' (reused)' if reused else ''}"
+    )
+    for terms in model.inseparable:
+        logger().warning("the measured shapes cannot tell apart %s", terms)
+    return model
+
+
+def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:
+    run_dir = folder.path / "calibration"
+    job_file = atomic_write(run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
+    run_torchrun(
+        "dflash_core.training.calibration",
+        ["--config", str(job_file), "--out", str(file)],
+        num_ranks=job.training.topology.num_ranks,
+        run_dir=run_dir,
+        threads_per_rank=job.training.threads_per_rank,
+        on_line=logger().info,
+    )

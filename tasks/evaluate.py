@@ -1,0 +1,53 @@
+"""Real acceptance on held-out prompts."""
+
+from pathlib import Path
+
+import torch
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.settings import Settings
+from dflash_core.corpus.store import TokenStore
+from dflash_core.decoding import AcceptanceReport, evaluate_drafter, store_prompts
+from dflash_core.errors import TrainingError
+from dflash_core.export import load_drafter
+from dflash_core.target import load_target
+from tasks.console import announce, progress
+
+__all__ = ["evaluate"]
+
+
+@task(name="evaluate", cache_policy=NO_CACHE)
+def evaluate(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceReport:
+    """Decode held-out prompts with and without the drafter.
+
+    Raises:
+        TrainingError: In float32 a text differs from the target's own where no tie explains it.
+    """
+    target = load_target(settings.target)
+    prompts = store_prompts(TokenStore.open(held_out))
+    total = min(len(prompts), settings.evaluation.max_prompts or len(prompts))
+    done = 0
+    with progress("prompts decoded") as on_progress:
+
+        def on_prompts(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress(done, total)
+
+        report = evaluate_drafter(
+            target,
+            load_drafter(drafter, dtype=target.lm_head.weight.dtype),
+            prompts,
+            settings.evaluation,
+            on_prompts=on_prompts,
+        )
+    announce(f"acceptance: tau {report.tau:.2f} over {report.overall.num_prompts} prompts")
+    exact = report.exactness
+    if exact is not None and exact.num_faults and target.lm_head.weight.dtype == torch.float32:
+        raise TrainingError(
+            f"{exact.num_faults} of {report.overall.num_prompts} texts differ from the target's "
+            f"own greedy text with a top-2 gap of up to {exact.largest_gap:.2g}; the limit is "
+            f"{exact.tie_gap:g} (evaluation.tie_gap)"
+        )
+    return report

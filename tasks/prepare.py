@@ -1,0 +1,62 @@
+"""Chats to token stores."""
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.settings import Settings
+from dflash_core.corpus.build import CorpusReport, build_corpus, source_digest
+from dflash_core.corpus.regenerate import Generate
+from dflash_core.decoding.regeneration import target_generate
+from dflash_core.reporting import CorpusFacts
+from dflash_core.target import load_target, target_digest
+from tasks.console import announce, progress
+from tasks.keys import cached_path
+from tasks.run_folder import RunFolder
+
+__all__ = ["corpus_facts", "prepare_corpus"]
+
+
+@task(name="prepare-corpus", cache_policy=NO_CACHE)
+def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
+    """Build the corpus, or find the one made of the same chats, target, settings and code."""
+    config, target = settings.corpus, target_digest(settings.target.path)
+    out = cached_path(
+        folder, "corpus", config.model_dump(mode="json"), source_digest(config), target
+    )
+    reused = (out / "corpus.json").is_file()
+
+    def generate() -> Generate:
+        return target_generate(load_target(settings.target), config.regenerate)
+
+    with progress("answers regenerated") as on_progress:
+        report = build_corpus(
+            config,
+            settings.target.path,
+            out,
+            generate=generate,
+            facts={"target": target},
+            on_progress=on_progress,
+        )
+    facts = corpus_facts(settings, report)
+    announce(
+        f"corpus: {facts.num_train:,} samples, {facts.num_held_out:,} held out, "
+        f"{facts.num_regenerated:,} answers by the target{' (reused)' if reused else ''}"
+    )
+    return report
+
+
+def corpus_facts(settings: Settings, report: CorpusReport) -> CorpusFacts:
+    """Return the counts that the report page shows."""
+    regenerated, train = report.regenerated, report.prepared
+    return CorpusFacts(
+        source=settings.corpus.source,
+        num_train=train.num_samples,
+        num_held_out=report.prepared_held_out.num_samples,
+        num_regenerated=regenerated.num_regenerated if regenerated else 0,
+        num_kept=regenerated.num_kept if regenerated else train.num_samples,
+        num_cut_off=regenerated.num_cut_off if regenerated else 0,
+        num_truncated=train.num_truncated,
+        num_rejected=train.num_rejects,
+        num_duplicates=train.num_duplicates,
+        num_leaks=train.num_leaks,
+    )

@@ -1,0 +1,63 @@
+"""How long are the samples, and which lengths share a bucket?"""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.settings import Settings
+from dflash_core.artifacts import atomic_write
+from dflash_core.bucketing import BucketFit, BucketingConfig, fit_bucket_edges
+from dflash_core.corpus.store import TokenStore
+from dflash_core.profiling import LengthProfile, profile_data
+from dflash_core.reporting import ProfileFacts
+from tasks.console import announce
+from tasks.keys import cached_path
+from tasks.run_folder import RunFolder
+
+__all__ = ["fit_edges", "profile_facts", "profile_lengths"]
+
+QUANTILES = {"P50": 0.5, "P90": 0.9, "P99": 0.99, "max": 1.0}
+
+
+@task(name="profile-lengths", cache_policy=NO_CACHE)
+def profile_lengths(store: Path, folder: RunFolder) -> LengthProfile:
+    """Profile a store, or read the profile made of the same one."""
+    file = cached_path(folder, "profile", TokenStore.open(store).content_hash)
+    if file.is_file():
+        profile = LengthProfile.from_json(file.read_bytes())
+    else:
+        profile = profile_data([store])
+        atomic_write(file, profile.to_json())
+    quantiles = ", ".join(f"{name} {profile.quantile(q):,}" for name, q in QUANTILES.items())
+    announce(f"lengths: {profile.total_tokens:,} tokens, {quantiles}")
+    return profile
+
+
+@task(name="fit-buckets", cache_policy=NO_CACHE)
+def fit_edges(settings: Settings, profile: LengthProfile) -> BucketFit:
+    """Fit the bucket edges."""
+    config = BucketingConfig(
+        num_buckets=settings.batching.num_buckets, multiple_of=settings.batching.multiple_of
+    )
+    fit = fit_bucket_edges(profile, config)
+    announce(
+        f"buckets: {len(fit.edges)} edges, {fit.padding_efficiency:.3f} of slots real when padded "
+        "to the edge"
+    )
+    return fit
+
+
+def profile_facts(profile: LengthProfile, fit: BucketFit) -> ProfileFacts:
+    """Return the figures that the report page shows."""
+    spike = profile.truncation_spike
+    return ProfileFacts(
+        num_samples=profile.num_samples,
+        total_tokens=profile.total_tokens,
+        total_supervised=profile.total_supervised or 0,
+        quantiles={name: profile.quantile(q) for name, q in QUANTILES.items()},
+        spike="" if spike is None else f"{spike.share:.1%} of samples at {spike.length:,} tokens",
+        lengths=tuple(profile.lengths.tolist()),
+        counts=tuple(profile.counts.tolist()),
+        edges=fit.edges,
+    )

@@ -1,0 +1,102 @@
+"""The run as one value, as a page, and as Prefect artifacts."""
+
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import MissingContextError
+from prefect.runtime import flow_run
+
+from dflash_core.artifacts import atomic_write
+from dflash_core.reporting import (
+    RunSummary,
+    TrainingFacts,
+    headline,
+    markdown,
+    render_page,
+    strategy_table,
+)
+from dflash_core.reporting.summary import StrategyFacts
+from dflash_core.training.config import TrainingJob
+from tasks.run_folder import RunFolder
+
+__all__ = ["environment", "training_facts", "write_report"]
+
+SUMMARY_NAME = "summary.json"
+WARM_UP_SHARE = 0.05
+PACKAGES = ("torch", "transformers", "prefect", "mlflow", "polars", "numpy")
+
+
+@task(name="write-report", cache_policy=NO_CACHE)
+def write_report(summary: RunSummary, folder: RunFolder) -> Path:
+    """Write summary and page into the run's folder, and the Prefect artifacts."""
+    atomic_write(folder.path / SUMMARY_NAME, summary.model_dump_json(indent=1) + "\n")
+    page = atomic_write(folder.page, render_page(summary))
+    if flow_run.id is not None:
+        _publish(summary, page)
+    return page
+
+
+def training_facts(job: TrainingJob, strategy: StrategyFacts) -> TrainingFacts:
+    """Read what training wrote and say what it did.
+
+    Measured throughput leaves out the first steps, which warm up caches and allocators.
+    """
+    lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    steady = lines[int(len(lines) * WARM_UP_SHARE) :]
+    last = lines[-max(len(lines) // 20, 1) :]
+    seconds = sum(line["step_s"] for line in steady)
+    return TrainingFacts(
+        strategy=f"{strategy.name}/{strategy.mixing}",
+        num_steps=len(lines),
+        epochs=job.training.epochs,
+        seconds=sum(line["step_s"] for line in lines),
+        measured_ktok_s=sum(line["real_tokens"] for line in steady) / seconds / 1000,
+        predicted_ktok_s=strategy.prediction.ktok_s,
+        final_loss=sum(line["loss"] for line in last) / len(last),
+        expected_acceptance=sum(line["expected_acceptance"] for line in last) / len(last),
+        peak_memory_bytes=max(line["peak_memory_bytes"] for line in lines),
+        losses=tuple(line["loss"] for line in lines),
+        acceptances=tuple(line["expected_acceptance"] for line in lines),
+    )
+
+
+def environment() -> dict[str, str]:
+    """Return the commit and the versions that made a run."""
+    found = {name: version(name) for name in PACKAGES}
+    return {"commit": _commit(), "python": platform.python_version(), **found}
+
+
+def _commit() -> str:
+    root = Path(__file__).resolve().parent.parent
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _publish(summary: RunSummary, page: Path) -> None:
+    table = strategy_table(summary)
+    rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+    lines = [f"- **{name}**: {value}" for name, value in headline(summary)]
+    verdicts = "\n".join(f"- {verdict.reason}" for verdict in summary.gate.verdicts)
+    try:
+        create_table_artifact(key="strategies", table=rows, description=summary.gate.reason)
+        create_markdown_artifact(
+            key="run-summary",
+            markdown="\n".join([*lines, "", markdown(table), "", verdicts]),
+        )
+        create_link_artifact(key="report", link=page.as_uri(), link_text="report page")
+    except MissingContextError:
+        return

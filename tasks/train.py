@@ -1,0 +1,63 @@
+"""Run the torchrun program."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.settings import Settings
+from dflash_core.artifacts import atomic_write
+from dflash_core.planning.config import BatchingConfig
+from dflash_core.training.config import TrainingJob
+from tasks.console import logger, progress
+from tasks.run_folder import RunFolder
+from tasks.torchrun import run_torchrun
+from tasks.tracking import StepMetrics, TrackedRun
+
+__all__ = ["train", "training_job"]
+
+JOB_NAME = "job.json"
+
+
+def training_job(settings: Settings, store: Path, folder: RunFolder, **chosen: Any) -> TrainingJob:
+    """Return the job of a run: its settings, with the chosen strategy and mixing."""
+    batching = BatchingConfig.model_validate({**settings.batching.model_dump(), **chosen})
+    return TrainingJob(
+        run_dir=folder.training,
+        store=store,
+        target=settings.target,
+        draft=settings.draft,
+        loss=settings.loss,
+        batching=batching,
+        training=settings.training,
+    )
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def train(job: TrainingJob, run: TrackedRun) -> Path:
+    """Train under torchrun, with steps going to MLflow as they come; returns the drafter.
+
+    Call it directly: a submitted task runs in a thread, whose end would end the ranks.
+    """
+    job_file = atomic_write(job.run_dir / JOB_NAME, job.model_dump_json(indent=1) + "\n")
+    steps = StepMetrics(run)
+    with progress("training steps") as on_progress:
+
+        def on_metrics(lines: list[dict[str, Any]]) -> None:
+            on_progress(lines[-1]["step"], lines[-1]["num_steps"])
+            steps.deliver(lines)
+
+        try:
+            run_torchrun(
+                "dflash_core.training",
+                ["--config", str(job_file)],
+                num_ranks=job.training.topology.num_ranks,
+                run_dir=job.run_dir,
+                threads_per_rank=job.training.threads_per_rank,
+                on_line=logger().info,
+                on_metrics=on_metrics,
+            )
+        finally:
+            steps.finish()
+    return job.run_dir / "drafter"
