@@ -9,15 +9,19 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
 
+from dflash_core.artifacts import content_digest
 from dflash_core.corpus.spans import Message, Rendering, TurnFinder
 from dflash_core.corpus.template import ChatTemplate
 from dflash_core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ChatEncoder", "EncodedChat", "Supervise", "encode_chat"]
 
@@ -39,6 +43,15 @@ class _Piece:
     as_letters: bool = False
 
 
+@dataclass(frozen=True)
+class _Ingredients:
+    backend: Tokenizer
+    template: str
+    variables: Mapping[str, Any]
+    control_tokens: tuple[str, ...]
+    name: str
+
+
 class ChatEncoder:
     """Turns conversations into token ids and loss masks with one tokenizer and its template.
 
@@ -53,7 +66,7 @@ class ChatEncoder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         chat_template: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
@@ -70,12 +83,43 @@ class ChatEncoder:
                 f"tokenizer {tokenizer.name_or_path!r} is not a fast tokenizer; give a folder with "
                 "a tokenizer.json"
             )
-        self._backend = backend
-        template = ChatTemplate(
-            source, variables={**_special_texts(tokenizer), **(template_variables or {})}
+        self._set_up(
+            _Ingredients(
+                backend=backend,
+                template=source,
+                variables={**_special_texts(tokenizer), **(template_variables or {})},
+                control_tokens=tuple(_control_tokens(tokenizer)),
+                name=tokenizer.name_or_path,
+            )
         )
-        self.finder = TurnFinder(template, _control_tokens(tokenizer))
+
+    def _set_up(self, ingredients: "_Ingredients") -> None:
+        self._ingredients = ingredients
+        self._backend = ingredients.backend
+        template = ChatTemplate(ingredients.template, variables=ingredients.variables)
+        self.finder = TurnFinder(template, ingredients.control_tokens)
         self._joins = self._pieces_join()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers get it ready made and import neither transformers nor, with it, torch.
+        return _from_ingredients, (self._ingredients,)
+
+    @property
+    def name(self) -> str:
+        """Folder or name of the tokenizer."""
+        return self._ingredients.name
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything that the ids and the mask depend on."""
+        return content_digest(
+            self._backend.to_str(), self.finder.template.digest, self._ingredients.control_tokens
+        )
 
     def encode(
         self,
@@ -187,13 +231,19 @@ class ChatEncoder:
         return EncodedChat(np.array(encoding.ids, dtype=np.int32), mask & ~empty)
 
 
+def _from_ingredients(ingredients: _Ingredients) -> ChatEncoder:
+    encoder = ChatEncoder.__new__(ChatEncoder)
+    encoder._set_up(ingredients)
+    return encoder
+
+
 _ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, ChatEncoder]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[Message],
     *,
     supervise: Supervise = "all_turns",
@@ -264,9 +314,9 @@ def _join(ids: list[list[int]], row: Sequence[_Piece]) -> EncodedChat:
     )
 
 
-def _special_texts(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+def _special_texts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
     return {name: str(text) for name, text in tokenizer.special_tokens_map.items()}
 
 
-def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _control_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]

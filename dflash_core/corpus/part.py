@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.config import FrozenModel
@@ -24,7 +23,7 @@ from dflash_core.corpus.files import RawRow, parse_row, stem_of
 from dflash_core.corpus.masking import ChatEncoder, EncodedChat
 from dflash_core.corpus.spans import Rendering
 from dflash_core.corpus.store import SCHEMA, Sample, record_batch
-from dflash_core.errors import ConfigError, DataError
+from dflash_core.errors import DataError
 
 __all__ = ["PART_SCHEMA", "PROVENANCE", "PartSummary", "Reject", "Tokeniser", "read_part"]
 
@@ -95,25 +94,12 @@ class _Origin:
 
 
 class Tokeniser:
-    """Makes parts out of rows.
+    """Makes parts out of rows."""
 
-    Args:
-        tokenizer: Tokenizer folder, or a loaded fast tokenizer.
-        config: Settings of the preparation.
-
-    Raises:
-        ConfigError: The folder holds no tokenizer that can be used.
-    """
-
-    def __init__(self, tokenizer: Path | PreTrainedTokenizerBase, config: PrepareConfig) -> None:
+    def __init__(self, encoder: ChatEncoder, config: PrepareConfig) -> None:
+        self.encoder = encoder
         self.config = config
-        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-        self.encoder = ChatEncoder(
-            self.tokenizer,
-            chat_template=config.chat_template,
-            template_variables=config.template_variables,
-        )
-        self._vocab_size = len(self.tokenizer)
+        self._vocab_size = encoder.vocab_size
 
     def write_part(self, path: Path, rows: Sequence[tuple[Path, RawRow]]) -> PartSummary:
         """Tokenise rows and write them as one part."""
@@ -227,21 +213,6 @@ class Tokeniser:
                 origin.line,
             )
         )
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer folder without network access.
-
-    Raises:
-        ConfigError: The folder does not exist or holds no tokenizer.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"there is no tokenizer folder {folder}; give one with --tokenizer")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{folder} holds no usable tokenizer: {reason}") from None
 
 
 def read_part(path: Path) -> tuple[PartSummary, pa.Table] | None:

@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from dflash_core.artifacts import atomic_write, content_digest, core_digest
 from dflash_core.corpus.assemble import PrepareReport, Selection, assemble
 from dflash_core.corpus.config import CorpusConfig, PrepareConfig
 from dflash_core.corpus.files import RawRow, find_files, iter_rows
+from dflash_core.corpus.loading import load_encoder
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.part import Tokeniser, read_part
 from dflash_core.errors import DataError, DFlashError
 
@@ -48,7 +51,7 @@ class _Chunk:
 
 def prepare(
     inputs: Sequence[Path],
-    tokenizer: Path,
+    tokenizer: Path | ChatEncoder,
     out: Path,
     config: PrepareConfig,
     *,
@@ -62,7 +65,7 @@ def prepare(
 
     Args:
         inputs: Files, folders and globs.
-        tokenizer: Tokenizer folder with a chat template.
+        tokenizer: Tokenizer folder with a chat template, or an encoder with the config's template.
         out: Store directory; replaced once everything is written.
         config: Settings of rows.
         workers: Processes; one for each core when not given. Does not change a byte.
@@ -79,13 +82,12 @@ def prepare(
     with prepare_parts(
         inputs, tokenizer, out, config, workers=workers, on_progress=on_progress
     ) as parts:
-        facts = {"tokenizer": str(tokenizer), "inputs": [str(path) for path in inputs]}
-        return assemble(parts, out, config, selection, facts=facts)
+        return assemble(parts, out, config, selection, facts=_facts(inputs, tokenizer))
 
 
 def prepare_corpus(
     config: CorpusConfig,
-    tokenizer: Path,
+    tokenizer: Path | ChatEncoder,
     *,
     train: Path,
     held_out: Path,
@@ -99,7 +101,7 @@ def prepare_corpus(
 
     Args:
         config: Settings of a corpus of files.
-        tokenizer: Tokenizer folder with a chat template.
+        tokenizer: Tokenizer folder with a chat template, or an encoder with the config's template.
         train: Store directory to train on.
         held_out: Store directory to evaluate on.
         workers: Processes; one for each core when not given.
@@ -132,7 +134,7 @@ def prepare_corpus(
             on_progress=on_progress,
         )
         return train_report, held_report
-    facts = {"tokenizer": str(tokenizer), "inputs": [str(path) for path in config.inputs]}
+    facts = _facts(config.inputs, tokenizer)
     with prepare_parts(
         config.inputs, tokenizer, train, config.prepare, workers=workers, on_progress=on_progress
     ) as parts:
@@ -155,7 +157,7 @@ def prepare_corpus(
 @contextmanager
 def prepare_parts(
     inputs: Sequence[Path],
-    tokenizer: Path,
+    tokenizer: Path | ChatEncoder,
     out: Path,
     config: PrepareConfig,
     *,
@@ -166,6 +168,8 @@ def prepare_parts(
     files, refused = find_files(inputs)
     work = out.parent / f".{out.name}.prepare"
     with _locked(work):
+        if isinstance(tokenizer, Path):
+            tokenizer = load_encoder(tokenizer, config)
         _start_or_resume(work, _fingerprint(files, tokenizer, config))
         chunks = _chunks(files, refused)
         total = sum(file.stat().st_size for file in files)
@@ -190,19 +194,23 @@ def prepare_parts(
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _facts(inputs: Sequence[Path], tokenizer: Path | ChatEncoder) -> dict[str, Any]:
+    name = tokenizer.name if isinstance(tokenizer, ChatEncoder) else str(tokenizer)
+    return {"tokenizer": name, "inputs": [str(path) for path in inputs]}
+
+
 def _run_here(
     chunks: Iterator[_Chunk],
     work: Path,
-    tokenizer: Path,
+    encoder: ChatEncoder,
     config: PrepareConfig,
     tell: Callable[[int], None],
 ) -> list[Path]:
-    tokeniser: Tokeniser | None = None
+    tokeniser = Tokeniser(encoder, config)
     parts = []
     for number, chunk in enumerate(chunks):
         part = _part_path(work, number)
         if read_part(part) is None:
-            tokeniser = tokeniser or Tokeniser(tokenizer, config)
             tokeniser.write_part(part, chunk.rows)
         parts.append(part)
         tell(chunk.done_bytes)
@@ -212,7 +220,7 @@ def _run_here(
 def _run_pool(
     chunks: Iterator[_Chunk],
     work: Path,
-    tokenizer: Path,
+    encoder: ChatEncoder,
     config: PrepareConfig,
     count: int,
     tell: Callable[[int], None],
@@ -221,7 +229,7 @@ def _run_pool(
     parts: list[Path] = []
     waiting: list[tuple[Path, Future[None] | None, int]] = []
     with ProcessPoolExecutor(
-        count, get_context("spawn"), initializer=_start_worker, initargs=(tokenizer, config)
+        count, get_context("spawn"), initializer=_start_worker, initargs=(encoder, config)
     ) as pool:
         try:
             while True:
@@ -249,7 +257,7 @@ def _run_pool(
 _TOKENISER: list[Tokeniser] = []
 
 
-def _start_worker(tokenizer: Path, config: PrepareConfig) -> None:
+def _start_worker(encoder: ChatEncoder, config: PrepareConfig) -> None:
     # One thread for each worker: the processes already use every core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = os.getppid()
@@ -260,7 +268,7 @@ def _start_worker(tokenizer: Path, config: PrepareConfig) -> None:
         os._exit(1)
 
     threading.Thread(target=die_with_parent, daemon=True).start()
-    _TOKENISER.append(Tokeniser(tokenizer, config))
+    _TOKENISER.append(Tokeniser(encoder, config))
 
 
 def _work(part: Path, rows: Rows) -> None:
@@ -300,16 +308,12 @@ def _part_path(work: Path, number: int) -> Path:
     return work / f"part-{number:06d}.arrow"
 
 
-def _fingerprint(files: Sequence[Path], tokenizer: Path, config: PrepareConfig) -> str:
+def _fingerprint(files: Sequence[Path], encoder: ChatEncoder, config: PrepareConfig) -> str:
     """Digest whatever a part depends on; other contents, settings or code start afresh."""
-
-    def stats(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
-        return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
-
-    own = sorted(path for path in tokenizer.glob("*") if path.is_file())
-    return content_digest(
-        stats(files), stats(own), config.model_dump(mode="json"), core_digest(), ROWS_OF_A_PART
-    )
+    stats = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    # The share of rejects is judged when the parts are joined.
+    settings = config.model_dump(mode="json", exclude={"max_reject_share"})
+    return content_digest(stats, encoder.digest, settings, core_digest(), ROWS_OF_A_PART)
 
 
 def _start_or_resume(work: Path, fingerprint: str) -> None:

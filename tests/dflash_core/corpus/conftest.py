@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.vocabulary import train_vocabulary
 
 TEXTS = ["def answer(question):\n    return question\n", "The quick brown fox. <think> </think>"]
@@ -23,6 +24,11 @@ def tokenizer_folder(
     folder = tmp_path_factory.mktemp("saved")
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def encoder(tokenizer: PreTrainedTokenizerFast) -> ChatEncoder:
+    return ChatEncoder(tokenizer)
 
 
 def with_return_token(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:

@@ -1,0 +1,107 @@
+"""Answers from a real HTTP server on this machine that behaves as OpenAI-compatible ones do."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
+from dflash_core.corpus.regenerate import TurnPrompt
+from dflash_core.errors import ConfigError, DFlashError
+
+PROMPTS = [TurnPrompt(({"role": "user", "content": str(k)},)) for k in range(20)]
+
+
+class Server(ThreadingHTTPServer):
+    statuses: list[int]
+    requests: list[tuple[str, dict, str | None]]
+    reply: dict | None = None
+    daemon_threads = True
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, body, self.headers.get("Authorization")))
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        message = {"role": "assistant", "content": body["messages"][-1]["content"] + "!"}
+        reply = self.server.reply or {
+            "choices": [{"message": message, "finish_reason": "length"}],
+            "usage": {"completion_tokens": 2},
+        }
+        data = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server(("127.0.0.1", 0), Handler)
+    running.statuses, running.requests = [], []
+    thread = threading.Thread(target=running.serve_forever)
+    thread.start()
+    yield running
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+def config(server: Server, **fields) -> EndpointConfig:
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    return EndpointConfig(url=url, model="m", pause_s=0.0, **fields)
+
+
+def test_answers_come_in_the_order_of_the_prompts(server: Server) -> None:
+    answers = endpoint_generate(config(server), api_key="secret")(PROMPTS)
+    assert [answer.content for answer in answers] == [f"{k}!" for k in range(20)]
+    assert (answers[0].finish_reason, answers[0].num_tokens) == ("length", 2)
+    path, body, key = server.requests[0]
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 512)
+
+
+def test_busy_server_is_asked_again(server: Server) -> None:
+    server.statuses = [503, 429]
+    assert endpoint_generate(config(server))(PROMPTS[:1])[0].content == "0!"
+    assert len(server.requests) == 3
+
+
+def test_server_that_stays_busy_stops_the_run_resumably(server: Server) -> None:
+    server.statuses = [503] * 9
+    with pytest.raises(DFlashError, match=r"after 2 tries \(status 503.*goes on where it stopped"):
+        endpoint_generate(config(server, num_tries=2))(PROMPTS[:1])
+
+
+def test_refused_request_is_not_repeated(server: Server) -> None:
+    server.statuses = [404]
+    with pytest.raises(ConfigError, match="refuses the request with status 404"):
+        endpoint_generate(config(server))(PROMPTS[:1])
+    assert len(server.requests) == 1
+
+
+def test_server_that_is_not_there_is_named(server: Server) -> None:
+    gone = EndpointConfig(url="http://127.0.0.1:9/v1", model="m", num_tries=2, pause_s=0.0)
+    with pytest.raises(DFlashError, match="9/v1/chat/completions did not answer"):
+        endpoint_generate(gone)(PROMPTS[:1])
+
+
+def test_other_replies_are_shown(server: Server) -> None:
+    server.reply = {"error": "no such thing"}
+    with pytest.raises(ConfigError, match="no such thing"):
+        endpoint_generate(config(server))(PROMPTS[:1])
+
+
+def test_thoughts_that_the_server_splits_off_are_kept(server: Server) -> None:
+    message = {"content": "a", "reasoning_content": "r"}
+    server.reply = {"choices": [{"message": message}]}
+    (answer,) = endpoint_generate(config(server))(PROMPTS[:1])
+    assert (answer.content, answer.reasoning_content) == ("a", "r")

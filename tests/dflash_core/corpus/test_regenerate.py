@@ -1,0 +1,164 @@
+"""Answers written anew: what is asked, what is recorded, what a restart takes up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_core.corpus.chats import Conversation, convert_row
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.prepare import prepare
+from dflash_core.corpus.regenerate import (
+    WINDOW,
+    Answer,
+    iter_conversations,
+    regenerate,
+)
+from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import DataError
+
+FACTS = {"model": "echo", "temperature": 0.0}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **fields):
+    return {"role": "assistant", "content": text, **fields}
+
+
+def conversation(*messages, **fields) -> Conversation:
+    return Conversation(messages=tuple(messages), **fields)
+
+
+class Echo:
+    """Answers with the last prompt and the number of messages before it; counts its calls."""
+
+    def __init__(self, cut_off: str = "", fail_after: int | None = None) -> None:
+        self.cut_off = cut_off
+        self.fail_after = fail_after
+        self.asked: list[list[str]] = []
+
+    def __call__(self, prompts):
+        if self.fail_after is not None and len(self.asked) >= self.fail_after:
+            raise ConnectionError("server gone")
+        self.asked.append([prompt.messages[-1]["content"] for prompt in prompts])
+        return [self.answer(prompt.messages) for prompt in prompts]
+
+    def answer(self, messages):
+        text = f"{messages[-1]['content']}!{len(messages)}"
+        reason = "length" if messages[-1]["content"] == self.cut_off else "stop"
+        return Answer(text, reason, len(text))
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_turn_is_answered_after_the_new_ones(tmp_path: Path) -> None:
+    chat = conversation(user("a"), assistant("old"), user("b"), assistant("old"), row_id="x")
+    report = regenerate([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    (row,) = rows(tmp_path / "r.jsonl")
+    assert [m["content"] for m in row["messages"]] == ["a", "a!1", "b", "b!3"]
+    assert row["regenerated"][1] == {
+        "message": 3,
+        "kept": False,
+        "finish_reason": "stop",
+        "num_tokens": 3,
+    }
+    assert (report.num_conversations, report.num_regenerated, report.num_tokens) == (1, 2, 6)
+
+
+def test_prompts_without_answers_are_answered(tmp_path: Path) -> None:
+    chat = conversation(user("a"), user("b"))
+    regenerate([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    contents = [m["content"] for m in rows(tmp_path / "r.jsonl")[0]["messages"]]
+    assert contents == ["a", "a!1", "b", "b!3"]
+
+
+def test_cut_off_answer_ends_its_conversation_without_an_end_token(
+    tmp_path: Path, encoder, tokenizer
+) -> None:
+    chat = conversation(user("long"), assistant("old"), user("b"), assistant("old"))
+    out = tmp_path / "r.jsonl"
+    report = regenerate([chat], Echo(cut_off="long"), out, facts=FACTS)
+    assert report.num_cut_off == 1
+    assert [m["content"] for m in rows(out)[0]["messages"]] == ["long", "long!1"]
+    prepare([out], encoder, tmp_path / "s", PrepareConfig(), workers=1)
+    (item,) = TokenStore.open(tmp_path / "s")
+    assert tokenizer.decode(item.input_ids[item.loss_mask]) == "long!1"
+
+
+def test_tool_calls_and_answers_not_chosen_keep_their_text(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    chat = conversation(
+        user("a"),
+        assistant("", tool_calls=[call]),
+        {"role": "tool", "content": "7"},
+        assistant("old"),
+        user("b"),
+        assistant("keep me"),
+    )
+    report = regenerate(
+        [chat],
+        Echo(),
+        tmp_path / "r.jsonl",
+        facts=FACTS,
+        choose=lambda answer: answer["content"] != "keep me",
+    )
+    row = rows(tmp_path / "r.jsonl")[0]
+    assert [m["content"] for m in row["messages"]] == ["a", "", "7", "7!3", "b", "keep me"]
+    assert (report.num_kept, report.num_regenerated) == (2, 1)
+
+
+def test_result_is_read_back_as_what_was_said(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    chat = conversation(
+        user("a"), assistant("x"), row_id="id", domain="d", group="g", tools=(tool,)
+    )
+    regenerate([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    (again,) = convert_row(rows(tmp_path / "r.jsonl")[0])
+    assert (again.row_id, again.domain, again.group, again.tools) == ("id", "d", "g", (tool,))
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"id": "half'])
+def test_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, torn: bytes) -> None:
+    chats = [conversation(user(str(k)), assistant("x")) for k in range(2 * WINDOW + 20)]
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(ConnectionError):
+        regenerate(chats, Echo(fail_after=1), out, facts=FACTS)
+    with out.open("ab") as file:
+        file.write(torn)
+    second = Echo()
+    regenerate(chats, second, out, facts=FACTS)
+    assert [len(batch) for batch in second.asked] == [WINDOW, 20]
+    regenerate(chats, Echo(), tmp_path / "whole.jsonl", facts=FACTS)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_finished_run_asks_nothing_again(tmp_path: Path) -> None:
+    chats = [conversation(user("a"), assistant("x"))]
+    first = regenerate(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    silent = Echo(fail_after=0)
+    assert regenerate(chats, silent, tmp_path / "r.jsonl", facts=FACTS) == first
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    chats = [conversation(user("a"), assistant("x"))]
+    regenerate(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    with pytest.raises(DataError, match="begun with another temperature"):
+        regenerate(chats, Echo(), tmp_path / "r.jsonl", facts={**FACTS, "temperature": 0.7})
+
+
+def test_facts_stand_beside_the_file(tmp_path: Path) -> None:
+    regenerate([conversation(user("a"))], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    meta = json.loads((tmp_path / "r.jsonl.meta.json").read_text())
+    assert meta["facts"] == FACTS and meta["report"]["num_regenerated"] == 1
+
+
+def test_conversations_of_files_are_named_by_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "q", "answer": "a"}\n{broken\n{"text": "t"}\n{"turns": ["x"]}\n')
+    found = list(iter_conversations([path], PrepareConfig()))
+    assert [(item.row_id, item.domain) for item in found] == [("a/1", "a"), ("a/4", "a")]
