@@ -49,7 +49,7 @@ def announce(text: str) -> None:
     """Log one line, and show it."""
     logger().info(text)
     for console in _console:
-        console.print(text)
+        console.print(text, soft_wrap=True)
 
 
 @contextmanager

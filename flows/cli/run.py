@@ -18,6 +18,8 @@ __all__ = ["TAKES_SETTINGS", "add_arguments", "run", "run_settings"]
 
 TAKES_SETTINGS = True
 
+WIDE = 180  # columns of a pipe or a log
+
 # Before Prefect is imported: no telemetry without asking, and our own lines instead of its log.
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -70,7 +72,7 @@ def _show(summary: Any, settings: Settings, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(summary.model_dump_json() + "\n")
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     table = strategy_table(summary)
     shown = RichTable(*table.headings, box=None)
     for row in table.rows:
