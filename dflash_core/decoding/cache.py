@@ -9,6 +9,8 @@ Legend: B rows, L cached columns, K new tokens, F features, V vocabulary, H head
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,20 +60,18 @@ class DecodingCache:
         real_BK = torch.ones_like(ids_BK, dtype=torch.bool) if real_BK is None else real_BK
         positions_BK = (self.lengths_B[:, None] + real_BK.long().cumsum(1) - 1).clamp(min=0)
         mask_BL = torch.cat([self.valid_BL, real_BK], dim=1)
-        output: Any = self.target.model(
-            input_ids=ids_BK,
-            attention_mask=None if bool(mask_BL.all()) else mask_BL.long(),
-            position_ids=positions_BK,
-            **{self._cache_name: self._target_cache},
-            use_cache=True,
-            output_hidden_states=self.drafter is not None,
-            logits_to_keep=1 if last else 0,
-        )
-        if self.drafter is not None:
-            layers = [
-                output.hidden_states[layer + 1] for layer in self.drafter.spec.target_layer_ids
-            ]
-            self._new = torch.cat(layers, dim=-1), positions_BK
+        wanted = self.drafter.spec.target_layer_ids if self.drafter is not None else ()
+        with _listening(self.target, wanted) as heard:
+            output: Any = self.target.model(
+                input_ids=ids_BK,
+                attention_mask=None if bool(mask_BL.all()) else mask_BL.long(),
+                position_ids=positions_BK,
+                **{self._cache_name: self._target_cache},
+                use_cache=True,
+                logits_to_keep=1 if last else 0,
+            )
+        if wanted:
+            self._new = torch.cat([heard[layer] for layer in wanted], dim=-1), positions_BK
         return output.logits
 
     def commit(self, keep_BK: Tensor) -> None:
@@ -170,6 +170,26 @@ class _CachedAttention:
             self.slots_K[:, None], self.slots_K, causal=causal, window=window
         ).expand(len(context), -1, -1)
         return torch.cat([context, block], dim=-1)[:, None]
+
+
+@contextmanager
+def _listening(target: Any, layer_ids: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+    """Collect the outputs of decoder layers, exactly what a drafter is trained on."""
+    heard: dict[int, Tensor] = {}
+
+    def listen(layer: int) -> Any:
+        def hook(module: Any, arguments: Any, output: Any) -> None:
+            heard[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    layers = target.model.get_decoder().layers
+    handles = [layers[layer].register_forward_hook(listen(layer)) for layer in layer_ids]
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _filled(cache: DynamicCache) -> list[Any]:

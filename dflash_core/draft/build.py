@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dflash_core.draft.config import DraftConfig
 from dflash_core.draft.model import DraftModel
@@ -18,7 +19,7 @@ __all__ = ["TargetLike", "build_drafter", "draft_spec", "find_mask_token", "freq
 
 MASK_NAMES = ("<|MASK|>", "<|mask|>", "<mask>", "[MASK]")
 RESERVED_PREFIXES = ("<|reserved", "<unused", "<|unused", "<|extra", "[unused")
-INITIAL_EXCESS = 0.5  # nats over ln(vocabulary) that the first step may lose to a loud head
+INITIAL_EXCESS = 1.0  # nats over ln(vocabulary) that a random output may lose
 
 
 class TargetLike(Protocol):
@@ -52,8 +53,9 @@ def build_drafter(
 ) -> DraftModel:
     """Return a new drafter with weights drawn from the seed, in float32 on the target's device.
 
-    Weights are normal with the target's initializer range, norms are 1, and the final norm is the
-    target's own, scaled down where needed so that the first loss is near ln(vocabulary).
+    Weights are normal with the target's initializer range and norms are 1, with two exceptions
+    that bring the first loss near ln(vocabulary): the final norm is the target's own, scaled down
+    where the target's head would read it too loudly, and the first MLP cancels the mask token.
 
     Args:
         config: The drafter's shape.
@@ -75,6 +77,7 @@ def build_drafter(
             nn.init.normal_(module.weight, std=std, generator=generator)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    _silence_mask(model, target.input_embeddings.weight[spec.mask_token_id].detach().float().cpu())
     with torch.no_grad():
         model.norm.weight.copy_(_output_norm(model, target))
     return model.to(target.lm_head.weight.device)
@@ -200,29 +203,44 @@ def _check_token_ids(spec: DraftSpec, ids: NDArray[np.int64] | None) -> Tensor |
     return torch.from_numpy(np.unique(ids))
 
 
+@torch.no_grad()
+def _silence_mask(model: DraftModel, mask_D: Tensor) -> None:
+    """Make the first layer's MLP answer the mask token's embedding with its negative.
+
+    Every slot to draft enters as the same mask row, and the residual stream would carry it to
+    the head, where it reads as one confident wrong token. A rank-one change of the down
+    projection cancels it, so that a new drafter's output comes from the context alone.
+    """
+    layer: Any = model.layers[0]
+    mlp = layer.mlp
+    entered_D = mask_D * model.spec.input_embedding_scale
+    normed_D = layer.post_attention_layernorm(entered_D)
+    inner = F.silu(mlp.gate_proj(normed_D)) * mlp.up_proj(normed_D)
+    wrong_D = -entered_D - mlp.down_proj(inner)
+    mlp.down_proj.weight += torch.outer(wrong_D, inner) / inner.square().sum().clamp(min=1e-12)
+
+
 def _output_norm(model: DraftModel, target: TargetLike) -> Tensor:
     """Return the target's final norm weight, scaled so that first logits are not loud.
 
-    A new drafter's output points nowhere in particular or along its mask token's embedding. For
-    either direction, excess = logsumexp(logits) - mean(logits) - ln(vocabulary) is what the first
-    loss exceeds ln(vocabulary) by, and grows with the scale.
+    A new drafter's output points nowhere in particular: for such a direction, logsumexp(logits) -
+    mean(logits) is what the first loss is, and grows with the scale from ln(vocabulary) on.
     """
     head_VD = model.head_weight(target.lm_head.weight.detach()).float().cpu()
     weight_D = _final_norm(target, head_VD.shape[1])
-    mask_D = target.input_embeddings.weight[model.spec.mask_token_id].detach().float().cpu()
     generator = torch.Generator().manual_seed(0)
-    random_D = torch.randn(head_VD.shape[1], generator=generator)
-    unit = [d / d.square().mean().sqrt().clamp(min=1e-12) for d in (random_D, mask_D)]
-    logits_2V = torch.stack([head_VD @ (d * weight_D) for d in unit])
+    directions_SD = torch.randn(4, head_VD.shape[1], generator=generator)
+    directions_SD /= directions_SD.square().mean(-1, keepdim=True).sqrt()
+    logits_SV = (directions_SD * weight_D) @ head_VD.T
 
     def excess(scale: float) -> float:
-        scaled = model.scale_logits(logits_2V * scale).double()
+        scaled = model.scale_logits(logits_SV * scale).double()
         over = scaled.logsumexp(-1) - scaled.mean(-1) - np.log(scaled.shape[-1])
-        return float(over.max())
+        return float(over.mean())
 
-    if excess(1.0) <= INITIAL_EXCESS:
-        return weight_D
     low, high = 0.0, 1.0
+    if excess(high) <= INITIAL_EXCESS:
+        return weight_D
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) <= INITIAL_EXCESS else (low, middle)

@@ -21,6 +21,7 @@ from transformers import Qwen3Config
 from dflash_core.draft.model import DraftModel
 from dflash_core.draft.spec import DraftSpec
 from dflash_core.errors import DraftError
+from dflash_core.target.layers import published_layer_ids
 
 __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "load_drafter", "read_spec", "zlab_config"]
 
@@ -167,7 +168,7 @@ def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
     num_target_layers = int(raw["num_target_layers"])
     layer_ids = dflash.get("target_layer_ids") or raw.get("target_layer_ids")
     if layer_ids is None:
-        raise KeyError("target_layer_ids")
+        layer_ids = published_layer_ids(num_target_layers, qwen3.num_hidden_layers)
     return DraftSpec(
         hidden_size=qwen3.hidden_size,
         num_layers=qwen3.num_hidden_layers,
