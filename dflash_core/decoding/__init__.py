@@ -10,11 +10,10 @@ if TYPE_CHECKING:
         AcceptanceGroup,
         AcceptanceReport,
         Exactness,
-        Prompt,
         evaluate_drafter,
-        store_prompts,
     )
     from dflash_core.decoding.plain import generate, stop_tokens
+    from dflash_core.decoding.prompts import Prompt, read_prompts, store_prompts
     from dflash_core.decoding.speculative import Generation, speculative_generate
 
 __all__ = [
@@ -27,6 +26,7 @@ __all__ = [
     "Sampling",
     "evaluate_drafter",
     "generate",
+    "read_prompts",
     "speculative_generate",
     "stop_tokens",
     "store_prompts",
@@ -38,12 +38,13 @@ _LAZY = {
     "AcceptanceReport": "acceptance",
     "Exactness": "acceptance",
     "Generation": "speculative",
-    "Prompt": "acceptance",
+    "Prompt": "prompts",
     "evaluate_drafter": "acceptance",
     "generate": "plain",
+    "read_prompts": "prompts",
     "speculative_generate": "speculative",
     "stop_tokens": "plain",
-    "store_prompts": "acceptance",
+    "store_prompts": "prompts",
 }
 
 

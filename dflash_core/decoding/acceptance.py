@@ -11,7 +11,6 @@ expected to agree; in bfloat16 the share of identical texts is what can be said.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding.config import EvaluationConfig
 from dflash_core.decoding.plain import generate
+from dflash_core.decoding.prompts import Prompt
 from dflash_core.decoding.speculative import Generation, check_pair, speculative_generate
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DataError
@@ -31,24 +30,9 @@ __all__ = [
     "AcceptanceGroup",
     "AcceptanceReport",
     "Exactness",
-    "Prompt",
     "evaluate_drafter",
     "held_against_plain",
-    "store_prompts",
 ]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A text to continue.
-
-    Attributes:
-        token_ids: Tokens of the prompt, shape ``(length,)``.
-        domain: Where it came from; acceptance is reported by domain.
-    """
-
-    token_ids: NDArray[np.integer]
-    domain: str = ""
 
 
 class AcceptanceGroup(FrozenModel):
@@ -118,6 +102,12 @@ class AcceptanceReport(FrozenModel):
         """Acceptance length pooled over all verifications."""
         return self.overall.tau
 
+    @property
+    def has_faults(self) -> bool:
+        """Whether greedy texts in float32 differ from the target's own, ties set aside."""
+        exact = self.exactness
+        return self.dtype == "float32" and exact is not None and exact.num_faults > 0
+
 
 def evaluate_drafter(
     target: Any,
@@ -181,19 +171,6 @@ def evaluate_drafter(
         if on_prompts is not None:
             on_prompts(len(rows))
     return _report(target, drafter, prompts, config, drafted, plain, seconds)
-
-
-def store_prompts(store: TokenStore) -> list[Prompt]:
-    """Return the prompts of a token store: each sample's tokens before its first supervised one.
-
-    Samples that begin with a supervised token, or hold none, have no prompt and are left out.
-    """
-    found = []
-    for sample in store:
-        start = int(np.argmax(sample.loss_mask)) if sample.loss_mask.any() else 0
-        if start > 0:
-            found.append(Prompt(sample.input_ids[:start], sample.domain))
-    return found
 
 
 def _report(

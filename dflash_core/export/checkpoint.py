@@ -1,0 +1,50 @@
+"""Find the drafter in whatever a user names: an export, a run, or one of its checkpoints."""
+
+from pathlib import Path
+
+import torch
+
+from dflash_core.artifacts import read_manifest
+from dflash_core.draft.build import draft_spec
+from dflash_core.draft.model import DraftModel
+from dflash_core.errors import DraftError
+from dflash_core.export.zlab import CONFIG_NAME, check_tensors, load_drafter
+from dflash_core.target.loading import load_target
+from dflash_core.training.config import TrainingJob
+
+__all__ = ["load_checkpoint_drafter"]
+
+STATE_NAME = "state.pt"
+
+
+def load_checkpoint_drafter(path: Path) -> DraftModel:
+    """Load a drafter from a z-lab folder, a run folder, or a checkpoint inside one.
+
+    Args:
+        path: A folder with ``config.json``; a run folder, whose ``drafter/`` is taken; or
+            ``RUN/checkpoints/step-...``, whose shape comes from the run's ``job.json``.
+
+    Raises:
+        DraftError: It is none of these, or the weights do not fit the shape.
+    """
+    if not path.is_dir():
+        raise DraftError(f"there is no folder {path}; name a drafter, a run or a checkpoint")
+    if (path / CONFIG_NAME).is_file():
+        return load_drafter(path)
+    if (path / "drafter" / CONFIG_NAME).is_file():
+        return load_drafter(path / "drafter")
+    job_file = path.parent.parent / "job.json"
+    if not (path / STATE_NAME).is_file() or not job_file.is_file():
+        raise DraftError(
+            f"{path} is no drafter: it has neither {CONFIG_NAME} nor drafter/, and is no "
+            "checkpoint of a run"
+        )
+    read_manifest(path, kind="checkpoint", format_version=1)
+    job = TrainingJob.model_validate_json(job_file.read_bytes())
+    if job.training.objective != "draft":
+        raise DraftError(f"{path} is a checkpoint of the target, not of a drafter")
+    model = DraftModel(draft_spec(job.draft, load_target(job.target)))
+    tensors = torch.load(path / STATE_NAME, map_location="cpu", weights_only=True)["module"]
+    check_tensors(path, tensors, {k: v.shape for k, v in model.state_dict().items()})
+    model.load_state_dict(tensors)
+    return model.eval()
