@@ -111,7 +111,7 @@ def check_quality(reports: dict[tuple[str, str], StrategyReport]) -> None:
     console.print(f"  straggler of the same micro-batches dealt at random: {dealt:.3f}")
 
 
-def speed(lengths: NDArray[np.int64]) -> None:
+def speed(lengths: NDArray[np.int64]) -> float:
     small = lengths.astype(np.uint16)
     rng = np.random.default_rng(0)
     limits = {"pooled": 4.0, "packed": 10.0, "bucketed": 4.0, "sorted": 4.0, "random": 4.0}
@@ -133,9 +133,10 @@ def speed(lengths: NDArray[np.int64]) -> None:
             f"{limits[name]:.0f} {verdict(ratio, limits[name])}[/] (first call, with compiling or "
             f"its cache: {compiling[name]:.2f} s)"
         )
+    return unit
 
 
-def edges(lengths: NDArray[np.int64]) -> None:
+def edges(lengths: NDArray[np.int64], unit: float) -> None:
     histogram = histogram_of(lengths)
     for num_buckets, known in ((6, None), (24, 0.9486), (32, 0.9609), (128, None)):
         fitted = fit_buckets(histogram, num_buckets=num_buckets)
@@ -145,7 +146,8 @@ def edges(lengths: NDArray[np.int64]) -> None:
         ]
         milliseconds = 1000 * statistics.median(runs)
         efficiency = edge_efficiency(histogram, fitted.tolist())
-        line = f"  fit {num_buckets} edges: {milliseconds:.1f} ms, to edge {efficiency:.4f}"
+        line = f"  fit {num_buckets} edges: {milliseconds:.1f} ms = "
+        line += f"{milliseconds / 1000 / unit:.2f} units, to edge {efficiency:.4f}"
         if known is not None:
             line += f", optimum by brute force {known} "
             line += verdict(abs(efficiency - known), 0.00005)
@@ -164,7 +166,8 @@ def growth(millions: list[int]) -> None:
             facts = json.loads(done.stdout)
             per_sample = facts["peak_bytes"] / (size * 1_000_000)
             console.print(
-                f"  {strategy} {size}M: {1e9 * facts['plan_s'] / (size * 1e6):.0f} ns and "
+                f"  {strategy} {size}M: {1e9 * facts['plan_s'] / (size * 1e6):.0f} ns a sample, "
+                f"{facts['plan_s'] / facts['permutation_s']:.1f} x a permutation of as many; "
                 f"{per_sample:.1f} bytes a sample beyond the input, limit {limit} "
                 f"{verdict(per_sample, limit)}"
             )
@@ -182,6 +185,7 @@ def plan_one(strategy: str, num_samples: int) -> None:
     before = status_bytes("VmRSS")
     elapsed = seconds(lambda: plan_once(lengths, strategy))
     facts = {"plan_s": elapsed, "peak_bytes": status_bytes("VmHWM") - before}
+    facts["permutation_s"] = seconds(lambda: np.random.default_rng(0).permutation(num_samples))
     sys.stdout.write(json.dumps(facts))
 
 
@@ -270,8 +274,7 @@ def main() -> None:
         return scan_one(arguments.scan[0], Path(arguments.scan[1]))
     console.print(f"{platform.processor() or platform.machine()}, {datetime.now(UTC):%Y-%m-%d}")
     lengths = seed_shape()
-    speed(lengths)
-    edges(lengths)
+    edges(lengths, speed(lengths))
     quality(lengths)
     growth([int(part) for part in arguments.growth.split(",") if part])
     if arguments.profile_rows:
