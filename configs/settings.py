@@ -42,6 +42,8 @@ class RunConfig(FrozenModel):
     """Folder of the run under root; the flow run's name when not given. The same name resumes."""
     root: Path = Path("runs")
     """Folder for runs, cached artifacts and the tracking database."""
+    concurrency_limit: str | None = Field(default=None, min_length=1)
+    """Global concurrency limit held while torchrun runs, so that deployments share GPUs in turn."""
 
 
 class CompareConfig(FrozenModel):

@@ -4,8 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Failed, State
+from prefect.states import Failed
 
 from configs.settings import Settings
 from dflash_core.reporting import RunSummary, StrategyFacts
@@ -59,7 +60,9 @@ def _compare_and_train(
     corpus = prepare_corpus(settings, folder)
     profile = profile_lengths(corpus.train, folder)
     fit = fit_edges(settings, profile)
-    cost = calibrate(training_job(settings, corpus.train, folder), folder)
+    limit = settings.run.concurrency_limit
+    job = training_job(settings, corpus.train, folder)
+    cost = calibrate(job, folder, concurrency_limit=limit)
     strategies = compare(settings, corpus.train, cost)
     result = gate(settings, strategies)
     _record(run, strategies, result)
@@ -80,7 +83,7 @@ def _compare_and_train(
     job = training_job(settings, corpus.train, folder, strategy=chosen.name, mixing=chosen.mixing)
     with run.child("training", {"strategy": chosen.name, "mixing": chosen.mixing}) as training:
         training.log_params(job.model_dump(mode="json"))
-        drafter = train(job, training)
+        drafter = train(job, training, concurrency_limit=limit)
         facts = training_facts(job, chosen)
         training.log_metrics(
             {

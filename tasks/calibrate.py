@@ -11,6 +11,7 @@ from dflash_core.throughput import CostModel
 from dflash_core.training.calibration import fingerprint
 from dflash_core.training.config import TrainingJob
 from tasks.console import announce, logger
+from tasks.gpu_pool import gpu_slot
 from tasks.keys import cached_path
 from tasks.run_folder import RunFolder
 from tasks.torchrun import run_torchrun
@@ -19,7 +20,9 @@ __all__ = ["calibrate"]
 
 
 @task(name="calibrate", cache_policy=NO_CACHE)
-def calibrate(job: TrainingJob, folder: RunFolder) -> CostModel:
+def calibrate(
+    job: TrainingJob, folder: RunFolder, *, concurrency_limit: str | None = None
+) -> CostModel:
     """Time target and drafter with all ranks busy; reused while machine, models and code match."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     marks = fingerprint(job, device).model_dump()
@@ -27,7 +30,8 @@ def calibrate(job: TrainingJob, folder: RunFolder) -> CostModel:
     file = cached_path(folder, "calibration", marks, shapes)
     reused = file.is_file()
     if not reused:
-        _measure(job, file, folder)
+        with gpu_slot(concurrency_limit):
+            _measure(job, file, folder)
     model = CostModel.model_validate_json(file.read_bytes())
     announce(
         f"calibration: held-out error {model.relative_error:.1%}{' (reused)' if reused else ''}"

@@ -11,6 +11,7 @@ from dflash_core.artifacts import atomic_write
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.training.config import TrainingJob
 from tasks.console import logger, progress
+from tasks.gpu_pool import gpu_slot
 from tasks.run_folder import RunFolder
 from tasks.torchrun import run_torchrun
 from tasks.tracking import StepMetrics, TrackedRun
@@ -20,9 +21,18 @@ __all__ = ["train", "training_job"]
 JOB_NAME = "job.json"
 
 
-def training_job(settings: Settings, store: Path, folder: RunFolder, **chosen: Any) -> TrainingJob:
-    """Return the job of a run: its settings, with the chosen strategy and mixing."""
-    batching = BatchingConfig.model_validate({**settings.batching.model_dump(), **chosen})
+def training_job(
+    settings: Settings,
+    store: Path,
+    folder: RunFolder,
+    *,
+    strategy: str | None = None,
+    mixing: str | None = None,
+) -> TrainingJob:
+    """Return the job of a run: its settings, with the chosen strategy and mixing if given."""
+    chosen = {"strategy": strategy, "mixing": mixing}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    batching = BatchingConfig.model_validate({**settings.batching.model_dump(), **given})
     return TrainingJob(
         run_dir=folder.training,
         store=store,
@@ -35,7 +45,7 @@ def training_job(settings: Settings, store: Path, folder: RunFolder, **chosen: A
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def train(job: TrainingJob, run: TrackedRun) -> Path:
+def train(job: TrainingJob, run: TrackedRun, *, concurrency_limit: str | None = None) -> Path:
     """Train under torchrun, with steps going to MLflow as they come; returns the drafter.
 
     Call it directly: a submitted task runs in a thread, whose end would end the ranks.
@@ -49,15 +59,16 @@ def train(job: TrainingJob, run: TrackedRun) -> Path:
             steps.deliver(lines)
 
         try:
-            run_torchrun(
-                "dflash_core.training",
-                ["--config", str(job_file)],
-                num_ranks=job.training.topology.num_ranks,
-                run_dir=job.run_dir,
-                threads_per_rank=job.training.threads_per_rank,
-                on_line=logger().info,
-                on_metrics=on_metrics,
-            )
+            with gpu_slot(concurrency_limit):
+                run_torchrun(
+                    "dflash_core.training",
+                    ["--config", str(job_file)],
+                    num_ranks=job.training.topology.num_ranks,
+                    run_dir=job.run_dir,
+                    threads_per_rank=job.training.threads_per_rank,
+                    on_line=logger().info,
+                    on_metrics=on_metrics,
+                )
         finally:
             steps.finish()
     return job.run_dir / "drafter"
