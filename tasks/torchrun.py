@@ -117,6 +117,8 @@ def run_torchrun(
     finally:
         _stop(process)
         tail.stop()
+        assert process.stdout is not None
+        process.stdout.close()
     _judge(process.returncode, read_status(run_dir), last)
 
 

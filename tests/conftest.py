@@ -1,0 +1,29 @@
+"""Settings that every test runs under; they must be set before Prefect is imported."""
+
+import os
+from collections.abc import Iterator
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    PREFECT_SERVER_ANALYTICS_ENABLED="false",
+    DO_NOT_TRACK="1",
+    MLFLOW_DISABLE_TELEMETRY="true",
+    PREFECT_LOGGING_LEVEL="CRITICAL",
+    PREFECT_LOGGING_TO_API_ENABLED="false",
+    OMP_NUM_THREADS="1",
+)
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """One real Prefect server with a database of its own for all flow tests."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
+        yield
