@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from dflash_core.profiling import (
     profile_of_counts,
 )
 
+QUICK = settings(max_examples=60, deadline=None)
 lengths_and_cut = st.lists(st.integers(-1, 30), max_size=40).flatmap(
     lambda lengths: st.tuples(st.just(lengths), st.integers(0, len(lengths)))
 )
@@ -25,6 +26,7 @@ def profile_of(lengths, **settings) -> LengthProfile:
     return LengthProfile.from_lengths(np.array(lengths, dtype=np.int64), **settings)
 
 
+@QUICK
 @given(lengths_and_cut, st.sampled_from(["truncate", "drop"]))
 def test_merged_shards_equal_the_profile_of_everything(case, oversize):
     lengths, cut = case
@@ -35,6 +37,7 @@ def test_merged_shards_equal_the_profile_of_everything(case, oversize):
     assert LengthProfile.from_json(whole.to_json()) == whole
 
 
+@QUICK
 @given(st.lists(st.integers(-1, 30), min_size=1), st.sampled_from(["truncate", "drop"]))
 def test_a_table_of_counts_gives_what_the_samples_give(lengths, oversize):
     table = Counter(lengths)
@@ -44,6 +47,7 @@ def test_a_table_of_counts_gives_what_the_samples_give(lengths, oversize):
     assert counted == profile_of(lengths, max_length=20, oversize=oversize)
 
 
+@QUICK
 @given(st.lists(st.integers(1, 50), min_size=1), st.floats(0, 1))
 def test_a_quantile_is_the_smallest_length_that_reaches_the_share(lengths, q):
     own = profile_of(lengths).quantile(q)
