@@ -30,7 +30,14 @@ from dflash_core.target.config import TargetConfig
 from dflash_core.throughput.gate import GateConfig
 from dflash_core.training.config import TrainingConfig
 
-__all__ = ["CompareConfig", "RunConfig", "Settings", "TrackingConfig", "load_settings"]
+__all__ = [
+    "CompareConfig",
+    "RetrainConfig",
+    "RunConfig",
+    "Settings",
+    "TrackingConfig",
+    "load_settings",
+]
 
 ENV_PREFIX = "DFLASH_"
 
@@ -42,6 +49,8 @@ class RunConfig(FrozenModel):
     """Folder of the run under root; the flow run's name when not given. The same name resumes."""
     root: Path = Path("runs")
     """Folder for runs, cached artifacts and the tracking database."""
+    warm_start: Path | None = None
+    """A drafter in z-lab layout to start from; fresh weights when not given."""
     concurrency_limit: str | None = Field(default=None, min_length=1)
     """Global concurrency limit held while torchrun runs, so that deployments share GPUs in turn."""
 
@@ -64,6 +73,17 @@ class TrackingConfig(FrozenModel):
     """Experiment; named after the target when not given."""
     model_name: str = Field(default="dflash-drafter", min_length=1)
     """Registered model that new drafters become versions of."""
+
+
+class RetrainConfig(FrozenModel):
+    """When a retrained drafter takes over."""
+
+    min_gain: float = Field(default=0.01, ge=0)
+    """Acceptance length by which a challenger must beat the champion to be promoted."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Confidence with which it must do so, by a paired bootstrap over prompts."""
+    max_drift: float = Field(default=0.05, ge=0, le=1)
+    """Largest distance of length distributions up to which the champion's edges are kept."""
 
 
 class Settings(FrozenModel):
@@ -91,6 +111,8 @@ class Settings(FrozenModel):
     """How acceptance is measured."""
     tracking: TrackingConfig = TrackingConfig()
     """Where results are recorded."""
+    retrain: RetrainConfig = RetrainConfig()
+    """When a retrained drafter takes over."""
 
     @model_validator(mode="after")
     def _longest_sample_fits(self) -> "Settings":

@@ -14,12 +14,17 @@ from dflash_core.export import load_drafter
 from dflash_core.target import load_target
 from tasks.console import announce, progress
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "measure"]
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)
 def evaluate(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceReport:
-    """Decode held-out prompts with and without the drafter.
+    """Decode held-out prompts with and without the drafter; see `measure`."""
+    return measure(settings, drafter, held_out)
+
+
+def measure(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceReport:
+    """Decode held-out prompts with and without a drafter.
 
     Raises:
         TrainingError: In float32 a text differs from the target's own where no tie explains it.

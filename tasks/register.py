@@ -3,17 +3,20 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
+from dflash_core.artifacts import atomic_write
+from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding import AcceptanceReport
-from dflash_core.export import load_drafter
-from dflash_core.export.write import export_drafter
+from dflash_core.export import export_drafter, load_drafter
+from dflash_core.profiling import LengthProfile
+from tasks.registry import PROFILE_NAME, add_version
+from tasks.report import environment
 from tasks.run_folder import RunFolder
-from tasks.tracking import TrackedRun, register_drafter
+from tasks.tracking import TrackedRun
 
 __all__ = ["register"]
 
@@ -25,16 +28,21 @@ def register(
     drafter: Path,
     acceptance: AcceptanceReport,
     run: TrackedRun,
-    facts: dict[str, Any],
+    store: Path,
+    profile: LengthProfile,
 ) -> str:
     """Write the export with its manifest and make it a version of the registered model."""
-    made_of = {**facts, "settings": json.loads(settings.model_dump_json())}
+    corpus = TokenStore.open(store).content_hash
+    made_of = {
+        "environment": environment(),
+        "corpus": corpus,
+        "tau": acceptance.tau,
+        "settings": json.loads(settings.model_dump_json()),
+    }
     shutil.rmtree(folder.export, ignore_errors=True)
     export_drafter(load_drafter(drafter), folder.export, manifest=made_of)
-    return register_drafter(
-        run,
-        folder.export,
-        name=settings.tracking.model_name,
-        alias="challenger",
-        tags={"tau": f"{acceptance.tau:.4f}", "flow_run": folder.name},
-    )
+    run.log_files(atomic_write(folder.path / PROFILE_NAME, profile.to_json()))
+    name = settings.tracking.model_name
+    tags = {"tau": f"{acceptance.tau:.4f}", "flow_run": folder.name, "corpus": corpus}
+    version = add_version(run, folder.export, name=name, tags=tags)
+    return f"{name} version {version} (challenger)"

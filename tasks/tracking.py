@@ -13,13 +13,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException, RestException
+from mlflow.exceptions import MlflowException
+from prefect.runtime import flow_run
 
-from configs.settings import TrackingConfig
+from configs.settings import Settings, TrackingConfig
 from tasks.console import logger
 from tasks.run_folder import RunFolder
 
-__all__ = ["StepMetrics", "TrackedRun", "open_tracking", "register_drafter"]
+__all__ = ["StepMetrics", "TrackedRun", "open_tracking", "tracking_client"]
 
 CHUNK = 800  # MLflow takes at most 1,000 metrics and 100 parameters in a call
 PARAM_CHUNK = 100
@@ -124,63 +125,39 @@ class StepMetrics:
             )
 
 
-@contextmanager
-def open_tracking(
-    config: TrackingConfig, folder: RunFolder, *, experiment: str, tags: Mapping[str, str]
-) -> Iterator[TrackedRun]:
-    """Open the parent run of a flow run.
-
-    Args:
-        config: Where MLflow is.
-        folder: The run's folder; its root holds the database when no server is named.
-        experiment: Experiment when the settings name none.
-        tags: Tags of the run.
-    """
-    store = folder.root / "mlflow"
-    uri = config.uri or f"sqlite:///{store / 'mlflow.db'}"
+def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
+    """Return a client of the named server, or of the SQLite file under the root of all runs."""
+    store = root.resolve() / "mlflow"
     if config.uri is None:
         store.mkdir(parents=True, exist_ok=True)
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    name = config.experiment or experiment
+    uri = config.uri or f"sqlite:///{store / 'mlflow.db'}"
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@contextmanager
+def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]:
+    """Open the parent run of a flow run, with tags that lead to it.
+
+    Args:
+        settings: Say where MLflow is; the experiment is named after the target by default.
+        folder: The run's folder; its root holds the database when no server is named.
+    """
+    config = settings.tracking
+    client = tracking_client(config, folder.root)
+    name = config.experiment or settings.target.path.name
+    tags = {
+        "prefect.flow_run_id": str(flow_run.id),
+        "prefect.flow_run_name": str(flow_run.name),
+        "prefect.flow_name": str(flow_run.flow_name),
+    }
     found = client.get_experiment_by_name(name)
     if found is None:
-        artifacts = None if config.uri else (store / "artifacts").as_uri()
+        artifacts = None if config.uri else (folder.root / "mlflow" / "artifacts").as_uri()
         experiment_id = client.create_experiment(name, artifact_location=artifacts)
     else:
         experiment_id = found.experiment_id
     with _started(client, experiment_id, folder.name, tags) as run:
         yield run
-
-
-def register_drafter(
-    run: TrackedRun, drafter: Path, *, name: str, alias: str, tags: Mapping[str, str]
-) -> str:
-    """Keep an exported drafter with its run and register it.
-
-    Args:
-        run: The run that made it.
-        drafter: Export folder.
-        name: Registered model.
-        alias: Alias that then points to the new version.
-        tags: Tags of the version.
-
-    Returns:
-        Name and version, as MLflow writes them.
-    """
-    run.log_files(drafter, "drafter")
-    try:
-        run.client.create_registered_model(name)
-    except (MlflowException, RestException) as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    version = run.client.create_model_version(
-        name,
-        source=f"runs:/{run.run_id}/drafter",
-        run_id=run.run_id,
-        tags=dict(tags),
-    )
-    run.client.set_registered_model_alias(name, alias, version.version)
-    return f"{name} version {version.version} ({alias})"
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def training_job(
         loss=settings.loss,
         batching=batching,
         training=settings.training,
+        init_drafter=settings.run.warm_start,
     )
 
 

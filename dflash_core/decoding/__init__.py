@@ -12,11 +12,13 @@ if TYPE_CHECKING:
         Exactness,
         evaluate_drafter,
     )
+    from dflash_core.decoding.comparison import AcceptanceGain, compare_acceptance
     from dflash_core.decoding.plain import generate, stop_tokens
     from dflash_core.decoding.prompts import Prompt, read_prompts, store_prompts
     from dflash_core.decoding.speculative import Generation, speculative_generate
 
 __all__ = [
+    "AcceptanceGain",
     "AcceptanceGroup",
     "AcceptanceReport",
     "EvaluationConfig",
@@ -24,6 +26,7 @@ __all__ = [
     "Generation",
     "Prompt",
     "Sampling",
+    "compare_acceptance",
     "evaluate_drafter",
     "generate",
     "read_prompts",
@@ -34,11 +37,13 @@ __all__ = [
 
 # These import torch, which settings do not need.
 _LAZY = {
+    "AcceptanceGain": "comparison",
     "AcceptanceGroup": "acceptance",
     "AcceptanceReport": "acceptance",
     "Exactness": "acceptance",
     "Generation": "speculative",
     "Prompt": "prompts",
+    "compare_acceptance": "comparison",
     "evaluate_drafter": "acceptance",
     "generate": "plain",
     "read_prompts": "prompts",

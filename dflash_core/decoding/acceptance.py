@@ -76,6 +76,8 @@ class AcceptanceReport(FrozenModel):
     """By the prompts' domain."""
     by_prompt_length: dict[str, AcceptanceGroup] = Field(default_factory=dict)
     """By the prompts' length in tokens."""
+    per_prompt: tuple[tuple[int, int], ...] = ()
+    """Tokens committed and verifications of each prompt, in the prompts' order."""
     histogram: tuple[int, ...]
     """Verifications that committed 1, 2, ... block_size tokens."""
     block_size: int
@@ -201,6 +203,10 @@ def _report(
         overall=_group(drafted.values()),
         by_domain={name: _group(drafted[r] for r in rows) for name, rows in domains.items()},
         by_prompt_length={name: _group(drafted[r] for r in rows) for name, rows in sizes.items()},
+        per_prompt=tuple(
+            (sum(drafted[row].acceptance_lengths), len(drafted[row].acceptance_lengths))
+            for row in sorted(drafted)
+        ),
         histogram=tuple(np.bincount(lengths, minlength=block_size + 1)[1:].tolist()),
         block_size=block_size,
         max_new_tokens=config.max_new_tokens,

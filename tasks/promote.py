@@ -1,0 +1,86 @@
+"""Champion and challenger: what has changed since, and who serves from now on."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from configs.settings import Settings
+from dflash_core.corpus.store import TokenStore
+from dflash_core.decoding import AcceptanceReport, compare_acceptance
+from dflash_core.profiling import LengthProfile, length_drift
+from tasks.console import announce
+from tasks.evaluate import measure
+from tasks.registry import CHALLENGER, CHAMPION, Registered, find_version, set_alias
+from tasks.run_folder import RunFolder
+
+__all__ = ["challenge", "find_champion", "is_news", "with_champion"]
+
+
+@task(name="find-champion", cache_policy=NO_CACHE)
+def find_champion(settings: Settings, folder: RunFolder) -> Registered | None:
+    """Return the champion, or None before there is one."""
+    return find_version(settings, CHAMPION, folder.cache)
+
+
+@task(name="look-for-news", cache_policy=NO_CACHE)
+def is_news(champion: Registered | None, store: Path) -> bool:
+    """Say whether the corpus differs from the one the champion was trained on."""
+    return champion is None or champion.tags.get("corpus") != TokenStore.open(store).content_hash
+
+
+@task(name="start-from-champion", cache_policy=NO_CACHE)
+def with_champion(
+    settings: Settings, champion: Registered | None, profile: LengthProfile
+) -> Settings:
+    """Return settings that start from the champion; says how far the lengths have drifted."""
+    if champion is None:
+        return settings
+    drift = length_drift(LengthProfile.from_json(champion.profile.read_bytes()), profile)
+    limit = settings.retrain.max_drift
+    word = "buckets are fitted anew" if drift > limit else "within the limit"
+    announce(f"length drift since version {champion.version}: {drift:.3f} ({word}, {limit:g})")
+    run = settings.run.model_copy(update={"warm_start": champion.drafter})
+    return settings.model_copy(update={"run": run})
+
+
+@task(name="challenge", cache_policy=NO_CACHE)
+def challenge(
+    settings: Settings,
+    folder: RunFolder,
+    champion: Registered | None,
+    acceptance: AcceptanceReport,
+    held_out: Path,
+) -> str:
+    """Hold the challenger against the champion on the same prompts; promote it if it is better.
+
+    Returns:
+        Who is champion now, and why.
+    """
+    challenger = find_version(settings, CHALLENGER, folder.cache)
+    assert challenger is not None
+    if champion is None:
+        return _crown(settings, challenger, "the first drafter of this model")
+    gain = compare_acceptance(
+        acceptance,
+        measure(settings, champion.drafter, held_out),
+        confidence=settings.retrain.confidence,
+    )
+    margin = settings.retrain.min_gain
+    figures = (
+        f"tau {gain.challenger_tau:.3f} against {gain.champion_tau:.3f}, gain {gain.gain:+.3f} "
+        f"({gain.low:+.3f}..{gain.high:+.3f} at {gain.confidence:.0%}), margin {margin:g}"
+    )
+    if gain.is_better_by(margin):
+        return _crown(settings, challenger, figures)
+    words = f"version {champion.version} stays champion: {figures}"
+    set_alias(settings, CHALLENGER, challenger.version, reason=words)
+    announce(words)
+    return words
+
+
+def _crown(settings: Settings, challenger: Registered, reason: str) -> str:
+    words = f"version {challenger.version} is champion: {reason}"
+    set_alias(settings, CHAMPION, challenger.version, reason=words)
+    announce(words)
+    return words
