@@ -1,0 +1,62 @@
+"""Champion and challenger: the first is crowned, nothing new is skipped, the worse one waits."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from configs.settings import Settings
+from flows.evaluate_drafter import evaluate_drafter
+from flows.plan_batches import plan_batches
+from flows.retrain import retrain
+from tests.flows.conftest import MakeSettings
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+def settings(tiny_settings: MakeSettings, tiny_parts: Path, tmp_path: Path) -> Settings:
+    chats = shutil.copy(tiny_parts / "chats.jsonl", tmp_path / "chats.jsonl")
+    return tiny_settings(
+        corpus={"inputs": [chats], "max_samples": None},
+        compare={"strategies": ["bucketed"]},
+        tracking={"model_name": "retrained"},
+    )
+
+
+def test_promote_then_skip_then_keep_the_champion(settings: Settings) -> None:
+    first = retrain(settings, return_state=True)
+    assert first.is_completed(), first.message
+    assert first.result() == "version 1 is champion: the first drafter of this model"
+
+    second = retrain(settings, return_state=True)
+    assert (second.type.value, second.name) == ("COMPLETED", "Skipped")
+
+    chats = settings.corpus.inputs[0]
+    row = {
+        "id": "new",
+        "messages": [
+            {"role": "user", "content": "def double(x):"},
+            {"role": "assistant", "content": "def double(x):\n    return 2 * x"},
+        ],
+    }
+    with chats.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    # A huge margin: whatever the new drafter gains, it is not enough.
+    demanding = settings.retrain.model_copy(update={"min_gain": 3.0})
+    third = retrain(settings.model_copy(update={"retrain": demanding}), return_state=True)
+    assert third.is_completed(), third.message
+    words = third.result()
+    assert words.startswith("version 1 stays champion: tau ") and "margin 3" in words
+
+    client = MlflowClient(f"sqlite:///{settings.run.root / 'mlflow' / 'mlflow.db'}")
+    assert client.get_model_version_by_alias("retrained", "champion").version == "1"
+    challenger = client.get_model_version_by_alias("retrained", "challenger")
+    assert challenger.version == "2"
+    assert challenger.tags["challenger.reason"] == words
+
+    assert evaluate_drafter(settings).tau >= 1
+    planned = plan_batches(settings)
+    assert planned.training is None and planned.gate.chosen == 0
