@@ -156,7 +156,7 @@ def find_leaks(train: TokenStore, held_out: TokenStore) -> NDArray[np.int64]:
     """Return the rows of ``train`` whose conversation or tree also stands in ``held_out``.
 
     Raises:
-        ArtifactError: A store has no provenance, since it was not made by `prepare`.
+        ArtifactError: A store has no provenance, since it was not made by `prepare_store`.
     """
     mine, theirs = (_provenance(store.path) for store in (train, held_out))
     return np.flatnonzero(_occurs_in(mine, theirs))

@@ -10,15 +10,15 @@ from transformers import AutoTokenizer
 
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.assemble import PrepareReport, Selection
+from dflash_core.corpus.assemble import PrepareReport
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.files import find_files
-from dflash_core.corpus.prepare import prepare
+from dflash_core.corpus.prepare import prepare_corpus
 from dflash_core.corpus.regenerate import (
     Generate,
     RegenerateReport,
     iter_conversations,
-    regenerate,
+    regenerate_chats,
 )
 from dflash_core.corpus.spans import Message
 from dflash_core.corpus.stdlib import write_stdlib_chats
@@ -81,7 +81,7 @@ def build_corpus(
         rewritten = out / "regenerated.jsonl"
         conversations = list(iter_conversations(inputs, config.prepare))
         total = len(conversations)
-        regenerated = regenerate(
+        regenerated = regenerate_chats(
             conversations,
             _only_when_asked(generate),
             rewritten,
@@ -90,31 +90,14 @@ def build_corpus(
             on_progress=None if on_progress is None else lambda done: on_progress(done, total),
         )
         inputs = [rewritten]
-    apart = bool(held_out_inputs)
-    held_out = prepare(
-        held_out_inputs or inputs,
-        tokenizer,
-        out / "held_out",
-        config.prepare,
-        workers=workers,
-        selection=Selection(
-            side="all" if apart else "held_out",
-            held_out_percent=config.held_out_percent,
-            max_samples=config.max_held_out,
+    train, held_out = prepare_corpus(
+        config.model_copy(
+            update={"inputs": tuple(inputs), "held_out_inputs": tuple(held_out_inputs)}
         ),
-    )
-    train = prepare(
-        inputs,
         tokenizer,
-        out / "train",
-        config.prepare,
+        train=out / "train",
+        held_out=out / "held_out",
         workers=workers,
-        selection=Selection(
-            side="all" if apart else "train",
-            held_out_percent=config.held_out_percent,
-            held_out_store=out / "held_out",
-            max_samples=config.max_samples,
-        ),
     )
     report = CorpusReport(
         train=out / "train",

@@ -29,7 +29,7 @@ from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.part import Tokeniser, read_part
 from dflash_core.errors import DataError, DFlashError
 
-__all__ = ["OnProgress", "prepare", "prepare_corpus", "prepare_parts"]
+__all__ = ["OnProgress", "prepare_corpus", "prepare_parts", "prepare_store"]
 
 OnProgress = Callable[[int, int], None]
 """Called with the input bytes done and those there are; compressed files count as they lie."""
@@ -49,7 +49,7 @@ class _Chunk:
     done_bytes: int
 
 
-def prepare(
+def prepare_store(
     inputs: Sequence[Path],
     tokenizer: Path | ChatEncoder,
     out: Path,
@@ -111,12 +111,12 @@ def prepare_corpus(
         What became of the rows, for training and held-out.
 
     Raises:
-        DataError: As `prepare` does.
+        DataError: As `prepare_store` does.
     """
     side = Selection(max_samples=config.max_samples, held_out_percent=config.held_out_percent)
     if config.held_out_inputs:
         chosen = Selection(max_samples=config.max_held_out)
-        held_report = prepare(
+        held_report = prepare_store(
             config.held_out_inputs,
             tokenizer,
             held_out,
@@ -124,7 +124,7 @@ def prepare_corpus(
             workers=workers,
             selection=chosen,
         )
-        train_report = prepare(
+        train_report = prepare_store(
             config.inputs,
             tokenizer,
             train,

@@ -2,8 +2,8 @@
 
 A drafter learns to foretell the target's own text, so the answers of a data set are replaced by
 what the target says to the same prompts, earlier answers included. The result is a JSONL file that
-`prepare` reads. It grows by windows of conversations; a restart cuts it back to whole windows and
-goes on there, so that batches, and with them the bytes, are those of an undisturbed run.
+`prepare_store` reads. It grows by windows of conversations; a restart cuts it back to whole windows
+and goes on there, so that batches, and with them the bytes, are those of an undisturbed run.
 """
 
 import json
@@ -28,7 +28,7 @@ __all__ = [
     "RegenerateReport",
     "TurnPrompt",
     "iter_conversations",
-    "regenerate",
+    "regenerate_chats",
 ]
 
 WINDOW = 64
@@ -77,7 +77,7 @@ class RegenerateReport(FrozenModel):
     """Tokens generated."""
 
 
-def regenerate(
+def regenerate_chats(
     conversations: Iterable[Conversation],
     generate: Generate,
     out: Path,
@@ -119,7 +119,7 @@ def regenerate(
 def iter_conversations(inputs: Sequence[Path], config: PrepareConfig) -> Iterator[Conversation]:
     """Yield the chats of files in order, prompts without answers included.
 
-    Rows that cannot be taken, text and token rows are passed over: `prepare` names them.
+    Rows that cannot be taken, text and token rows are passed over: `prepare_store` names them.
     """
     files, _ = find_files(inputs)
     for file in files:

@@ -15,12 +15,12 @@ from dflash_core.corpus.assemble import PrepareReport, Selection
 from dflash_core.corpus.config import ChatFormat, PrepareConfig, RegenerateConfig
 from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
 from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.prepare import prepare
+from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.regenerate import (
     Generate,
     RegenerateReport,
     iter_conversations,
-    regenerate,
+    regenerate_chats,
 )
 from dflash_core.errors import ConfigError
 
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with progress:
         bar = progress.add_task("")
-        report = prepare(
+        report = prepare_store(
             inputs,
             arguments.tokenizer,
             arguments.out,
@@ -127,7 +127,7 @@ def _regenerate(
         generate, template = _load_target(folder, arguments)
         facts |= {"model": str(folder), "template": template}
     out.parent.mkdir(parents=True, exist_ok=True)
-    report = regenerate(
+    report = regenerate_chats(
         iter_conversations(arguments.inputs, config),
         generate,
         out,

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_core.corpus.assemble import Selection, find_leaks
 from dflash_core.corpus.config import CorpusConfig, PrepareConfig
-from dflash_core.corpus.prepare import prepare, prepare_corpus
+from dflash_core.corpus.prepare import prepare_corpus, prepare_store
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError, DataError, DFlashError
 
@@ -34,7 +34,7 @@ def write(path: Path, rows) -> Path:
 def run(inputs, encoder, out: Path, *, workers: int = 1, **options):
     selection = options.pop("selection", Selection())
     config = PrepareConfig(**options)
-    return prepare(inputs, encoder, out, config, workers=workers, selection=selection)
+    return prepare_store(inputs, encoder, out, config, workers=workers, selection=selection)
 
 
 def rejects(store: Path) -> list[tuple[str, int, str, str]]:
@@ -207,7 +207,7 @@ def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path, encoder) -
     path = write(tmp_path / "a.jsonl", rows)
     progress: list[tuple[int, int]] = []
     one = run([path], encoder, tmp_path / "one")
-    three = prepare(
+    three = prepare_store(
         [path],
         encoder,
         tmp_path / "three",
@@ -259,10 +259,10 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, encoder) ->
     path = write(tmp_path / "a.jsonl", rows)
     program = (
         "import pickle, sys; from pathlib import Path; "
-        "from dflash_core.corpus.prepare import prepare; "
+        "from dflash_core.corpus.prepare import prepare_store; "
         "from dflash_core.corpus.config import PrepareConfig; a = sys.argv; "
         "encoder = pickle.loads(Path(a[2]).read_bytes()); "
-        "prepare([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)"
+        "prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)"
     )
     killed, pickled = tmp_path / "killed", tmp_path / "encoder.pickle"
     pickled.write_bytes(pickle.dumps(encoder))
@@ -277,7 +277,7 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, encoder) ->
     parts = {part: part.stat().st_mtime_ns for part in work.glob("part-*.arrow")}
     assert len(parts) >= 2
     times: dict[Path, int] = {}
-    prepare(
+    prepare_store(
         [path],
         encoder,
         killed,
@@ -309,12 +309,12 @@ def test_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, encoder) -> None:
     pickled.write_bytes(pickle.dumps(encoder))
     program = (
         "import pickle, resource, sys; from pathlib import Path\n"
-        "from dflash_core.corpus.prepare import prepare\n"
+        "from dflash_core.corpus.prepare import prepare_store\n"
         "from dflash_core.corpus.config import PrepareConfig\n"
         "from dflash_core.errors import DFlashError\n"
         "a = sys.argv; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
         "encoder = pickle.loads(Path(a[2]).read_bytes())\n"
-        "try: prepare([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)\n"
+        "try: prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)\n"
         "except DFlashError as error: print(error)\n"
     )
     arguments = [sys.executable, "-c", program, str(path), str(pickled)]

@@ -7,12 +7,12 @@ import pytest
 
 from dflash_core.corpus.chats import Conversation, convert_row
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare
+from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.regenerate import (
     WINDOW,
     Answer,
     iter_conversations,
-    regenerate,
+    regenerate_chats,
 )
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import DataError
@@ -58,7 +58,7 @@ def rows(path: Path) -> list[dict]:
 
 def test_every_turn_is_answered_after_the_new_ones(tmp_path: Path) -> None:
     chat = conversation(user("a"), assistant("old"), user("b"), assistant("old"), row_id="x")
-    report = regenerate([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    report = regenerate_chats([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
     (row,) = rows(tmp_path / "r.jsonl")
     assert [m["content"] for m in row["messages"]] == ["a", "a!1", "b", "b!3"]
     assert row["regenerated"][1] == {
@@ -72,7 +72,7 @@ def test_every_turn_is_answered_after_the_new_ones(tmp_path: Path) -> None:
 
 def test_prompts_without_answers_are_answered(tmp_path: Path) -> None:
     chat = conversation(user("a"), user("b"))
-    regenerate([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    regenerate_chats([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
     contents = [m["content"] for m in rows(tmp_path / "r.jsonl")[0]["messages"]]
     assert contents == ["a", "a!1", "b", "b!3"]
 
@@ -82,10 +82,10 @@ def test_cut_off_answer_ends_its_conversation_without_an_end_token(
 ) -> None:
     chat = conversation(user("long"), assistant("old"), user("b"), assistant("old"))
     out = tmp_path / "r.jsonl"
-    report = regenerate([chat], Echo(cut_off="long"), out, facts=FACTS)
+    report = regenerate_chats([chat], Echo(cut_off="long"), out, facts=FACTS)
     assert report.num_cut_off == 1
     assert [m["content"] for m in rows(out)[0]["messages"]] == ["long", "long!1"]
-    prepare([out], encoder, tmp_path / "s", PrepareConfig(), workers=1)
+    prepare_store([out], encoder, tmp_path / "s", PrepareConfig(), workers=1)
     (item,) = TokenStore.open(tmp_path / "s")
     assert tokenizer.decode(item.input_ids[item.loss_mask]) == "long!1"
 
@@ -100,7 +100,7 @@ def test_tool_calls_and_answers_not_chosen_keep_their_text(tmp_path: Path) -> No
         user("b"),
         assistant("keep me"),
     )
-    report = regenerate(
+    report = regenerate_chats(
         [chat],
         Echo(),
         tmp_path / "r.jsonl",
@@ -117,7 +117,7 @@ def test_result_is_read_back_as_what_was_said(tmp_path: Path) -> None:
     chat = conversation(
         user("a"), assistant("x"), row_id="id", domain="d", group="g", tools=(tool,)
     )
-    regenerate([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    regenerate_chats([chat], Echo(), tmp_path / "r.jsonl", facts=FACTS)
     (again,) = convert_row(rows(tmp_path / "r.jsonl")[0])
     assert (again.row_id, again.domain, again.group, again.tools) == ("id", "d", "g", (tool,))
 
@@ -127,32 +127,32 @@ def test_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, torn: 
     chats = [conversation(user(str(k)), assistant("x")) for k in range(2 * WINDOW + 20)]
     out = tmp_path / "r.jsonl"
     with pytest.raises(ConnectionError):
-        regenerate(chats, Echo(fail_after=1), out, facts=FACTS)
+        regenerate_chats(chats, Echo(fail_after=1), out, facts=FACTS)
     with out.open("ab") as file:
         file.write(torn)
     second = Echo()
-    regenerate(chats, second, out, facts=FACTS)
+    regenerate_chats(chats, second, out, facts=FACTS)
     assert [len(batch) for batch in second.asked] == [WINDOW, 20]
-    regenerate(chats, Echo(), tmp_path / "whole.jsonl", facts=FACTS)
+    regenerate_chats(chats, Echo(), tmp_path / "whole.jsonl", facts=FACTS)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     chats = [conversation(user("a"), assistant("x"))]
-    first = regenerate(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    first = regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
     silent = Echo(fail_after=0)
-    assert regenerate(chats, silent, tmp_path / "r.jsonl", facts=FACTS) == first
+    assert regenerate_chats(chats, silent, tmp_path / "r.jsonl", facts=FACTS) == first
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     chats = [conversation(user("a"), assistant("x"))]
-    regenerate(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
     with pytest.raises(DataError, match="begun with another temperature"):
-        regenerate(chats, Echo(), tmp_path / "r.jsonl", facts={**FACTS, "temperature": 0.7})
+        regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts={**FACTS, "temperature": 0.7})
 
 
 def test_facts_stand_beside_the_file(tmp_path: Path) -> None:
-    regenerate([conversation(user("a"))], Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    regenerate_chats([conversation(user("a"))], Echo(), tmp_path / "r.jsonl", facts=FACTS)
     meta = json.loads((tmp_path / "r.jsonl.meta.json").read_text())
     assert meta["facts"] == FACTS and meta["report"]["num_regenerated"] == 1
 

@@ -1,0 +1,116 @@
+"""``prepare`` and ``inspect`` as people and programs call them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_core.corpus.vocabulary import train_vocabulary
+from flows.cli import main
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_vocabulary(["some text"], vocab_size=280, out=folder, max_length=512)
+    return folder
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    rows = [{"question": f"question {k}", "answer": f"answer {k}"} for k in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path, chats: Path, tokenizer_folder: Path) -> Path:
+    prepare(chats, tokenizer_folder, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def prepare(chats: Path, tokenizer_folder: Path, out: Path) -> None:
+    words = [str(chats), "--tokenizer", str(tokenizer_folder), "--out", str(out)]
+    assert main(["prepare", *words, "--workers", "1"]) == 0
+
+
+def test_prepare_prints_tables(tmp_path, chats, tokenizer_folder, capsys) -> None:
+    prepare(chats, tokenizer_folder, tmp_path / "s")
+    out = capsys.readouterr().out
+    assert "3 instruction" in out and "samples stored" in out
+
+
+def test_prepare_prints_one_json_object(tmp_path, chats, tokenizer_folder, capsys) -> None:
+    words = [str(chats), "--tokenizer", str(tokenizer_folder), "--out", str(tmp_path / "s")]
+    assert main(["prepare", *words, "--workers", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_rows"], report["num_samples"], report["num_rejects"]) == (3, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["none.jsonl"], "none.jsonl names no chat file"),
+        (["CHATS", "--tokenizer", "none"], "there is no tokenizer folder none"),
+        (["CHATS", "--max-length", "1"], "max_length: Input should be greater than or equal to 2"),
+        (["CHATS", "--chat-template", "none"], "there is no template file none"),
+        (["CHATS", "--regenerate", "--endpoint", "http://x"], "--endpoint needs --model"),
+        (["CHATS", "--held-out", "none"], "none has no provenance.arrow"),
+        (["CHATS", "--format", "tree"], "3 of 3 rows were refused"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    tmp_path, chats, tokenizer_folder, capsys, words, sentence
+) -> None:
+    words = [str(chats) if word == "CHATS" else word for word in words]
+    if "--tokenizer" not in words:
+        words += ["--tokenizer", str(tokenizer_folder)]
+    assert main(["prepare", *words, "--out", str(tmp_path / "s"), "--workers", "1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1].startswith(f"dflash-flow: {sentence}")
+    assert "Traceback" not in captured.err and not (tmp_path / "s").exists()
+
+
+def test_inspect_counts_by_domain(store: Path, capsys) -> None:
+    capsys.readouterr()
+    assert main(["inspect", str(store), "--verify"]) == 0
+    out = capsys.readouterr().out
+    assert "chats" in out and "every shard agrees" in " ".join(out.split())
+
+
+def test_inspect_gives_programs_the_counts(store: Path, capsys) -> None:
+    capsys.readouterr()
+    assert main(["inspect", str(store), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["num_samples"] == facts["domains"]["chats"]["samples"] == 3
+
+
+def test_inspect_marks_supervised_text_in_a_pipe(store: Path, capsys) -> None:
+    capsys.readouterr()
+    assert main(["inspect", str(store), "--row", "1"]) == 0
+    assert "⟦answer 1<|im_end|>⟧" in capsys.readouterr().out
+
+
+def test_inspect_shows_single_tokens(store: Path, capsys) -> None:
+    capsys.readouterr()
+    assert main(["inspect", str(store), "--row", "1", "--tokens"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("* '<|im_end|>'" in line for line in lines)
+
+
+def test_inspect_gives_programs_the_runs(store: Path, capsys) -> None:
+    capsys.readouterr()
+    assert main(["inspect", str(store), "--row", "0", "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["text"] for run in runs if run["supervised"]] == ["answer 0<|im_end|>"]
+
+
+def test_inspect_refuses_rows_that_are_not_there(store: Path, capsys) -> None:
+    assert main(["inspect", str(store), "--row", "3"]) == 2
+    assert "give --row from 0 to 2" in capsys.readouterr().err
+
+
+def test_inspect_refuses_what_is_no_store(tmp_path: Path, capsys) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "is no token store" in capsys.readouterr().err
