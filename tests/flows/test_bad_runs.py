@@ -1,0 +1,52 @@
+"""Bad input that only a flow can find: the run fails with one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from dflash_core.errors import InputError
+from flows.train_drafter import train_drafter
+from tests.flows.conftest import MakeSettings
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def fail(settings: object) -> str:
+    state = train_drafter(settings, return_state=True)
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, InputError), state.message
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def test_target_folder_that_is_no_model(tiny_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = tiny_settings(target={"path": tmp_path})
+    assert "no config.json; set target.path" in fail(settings)
+    assert not (settings.run.root / "cache" / "corpus").exists()
+
+
+def test_missing_layer(tiny_settings: MakeSettings) -> None:
+    assert "names layer 9" in fail(tiny_settings(target={"layer_ids": (0, 9)}))
+
+
+def test_missing_and_empty_corpus(tiny_settings: MakeSettings, tmp_path: Path) -> None:
+    missing = tiny_settings(corpus={"inputs": [tmp_path / "nowhere.jsonl"]})
+    assert "nowhere.jsonl" in fail(missing)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert "empty.jsonl" in fail(tiny_settings(corpus={"inputs": [empty]}))
+
+
+def test_unknown_strategy(tiny_settings: MakeSettings) -> None:
+    assert "nonesuch" in fail(tiny_settings(compare={"strategies": ["nonesuch"]}))
+
+
+def test_corrupt_store_is_named_not_trained_on(tiny_settings: MakeSettings) -> None:
+    settings = tiny_settings(corpus={"max_samples": 17}, gate={"min_ktok_s": 1e6})
+    train_drafter(settings, return_state=True)
+    newest = max(
+        (settings.run.root / "cache").glob("corpus-*"), key=lambda path: path.stat().st_mtime
+    )
+    (shard,) = (newest / "train").glob("shard-*.arrow")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert "but its manifest says" in fail(settings)
