@@ -14,7 +14,14 @@ from configs.settings import Settings, load_settings
 from dflash_core.errors import DFlashError
 from flows.cli import EXIT_FAILED, EXIT_REJECTED
 
-__all__ = ["TAKES_SETTINGS", "add_arguments", "run", "run_settings"]
+__all__ = [
+    "TAKES_SETTINGS",
+    "add_arguments",
+    "explain",
+    "prepare_console",
+    "run",
+    "run_settings",
+]
 
 TAKES_SETTINGS = True
 
@@ -45,18 +52,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_settings(settings: Settings, *, as_json: bool = False) -> int:
     """Run the flow with settings; see `run`."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    prepare_console()
     from flows.train_drafter import train_drafter
-    from tasks.console import use_console
 
-    use_console()
     state = train_drafter(settings, return_state=True)
     if state.name == "Rejected":
         return EXIT_REJECTED
     if state.is_completed():
         _show(state.result(), settings, as_json=as_json)
         return 0
+    return explain(state)
+
+
+def prepare_console() -> None:
+    """Quieten what we run on, and show our own lines; call before Prefect is imported."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from tasks.console import use_console
+
+    use_console()
+
+
+def explain(state: Any) -> int:
+    """Say why a flow run failed: one sentence for what was foreseen, a traceback for a bug."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, DFlashError | KeyboardInterrupt):
         raise error
