@@ -129,6 +129,12 @@ def _show(reports: list[StrategyReport], comparison: dict[str, object]) -> None:
         f"class each; chance gives {floors.length_eta2_floor:.3f} and "
         f"{floors.step_length_eta2_floor:.2g}"
     )
+    pool_size = reports[0].plan.identity.config.pool_size
+    if any(r.name == "pooled" for r in reports) and reports[0].plan.num_samples < 4 * pool_size:
+        console.print(
+            f"pooled: pools of {pool_size:,} hold much of {reports[0].plan.num_samples:,} samples, "
+            "so that the same ones meet again and again; try a lower --pool-size"
+        )
     for report in reports:
         if report.num_dropped or report.plan.num_truncated:
             reasons = ", ".join(f"{count:,} {why}" for why, count in report.plan.dropped.items())

@@ -46,6 +46,7 @@ def test_people_read_a_table_of_every_strategy(lengths, capsys):
     assert main(["plan", lengths, "--token-budget", "1000"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("sorted", "random", "bucketed", "pooled", "packed"))
+    assert "try a lower --pool-size" in " ".join(shown.split())
 
 
 def test_save_writes_plans_and_picture(lengths, tmp_path, capsys):
