@@ -1,59 +1,121 @@
-"""What a micro-batch costs: four measured terms for each role."""
+"""What a micro-batch costs: measured terms for each role.
 
+What drives the time differs by role. The target computes every token slot, padding included, and
+attends along padded rows. The drafter reads real tokens only, up to each document's last anchor,
+and computes its blocks; each block attends to the context before its anchor.
+"""
+
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from dflash_core.artifacts import content_digest
 from dflash_core.config import FrozenModel
+from dflash_core.errors import CalibrationError
+from dflash_core.planning import PlanCost
 
-__all__ = ["Coefficients", "CostModel", "Fingerprint", "Measurement", "Role"]
+__all__ = [
+    "ROLE_TERMS",
+    "TERMS",
+    "Coefficients",
+    "CostModel",
+    "Fingerprint",
+    "Measurement",
+    "Role",
+    "RoleFit",
+]
 
-Role = Literal["target", "draft"]
+Role = Literal["prefetch", "target", "draft"]
+
+TERMS: dict[str, str] = {
+    "constant_s": "constant",
+    "document_s": "documents",
+    "slot_s": "token slots",
+    "slot_length_s": "squared length",
+    "token_s": "real tokens",
+    "anchor_token_s": "anchor tokens",
+    "anchor_context_s": "anchor tokens x context",
+}
+"""Field of `Coefficients` and what it multiplies, in words."""
+
+ROLE_TERMS: dict[Role, tuple[str, ...]] = {
+    "prefetch": ("constant_s", "document_s", "slot_s"),
+    "target": ("constant_s", "slot_s", "slot_length_s"),
+    "draft": ("constant_s", "document_s", "token_s", "anchor_token_s", "anchor_context_s"),
+}
+"""Terms that each role's time is made of."""
+
+COST_RESOLUTION = 2**18  # of the largest term; small enough for 64-bit sums over an epoch
 
 
 class Measurement(FrozenModel):
-    """One timed micro-batch."""
+    """One timed micro-batch of rows that hold one document each."""
 
     role: Role
-    """What ran: a forward of the frozen target, or forward and backward of the drafter."""
+    """What ran: reading and laying out, the target's forward, or the drafter's both ways."""
     rows: int = Field(ge=1)
     """Rows of the micro-batch."""
     padded_length: int = Field(ge=1)
     """Token slots of a row."""
+    real_tokens: int = Field(ge=1)
+    """Tokens of its documents."""
     anchor_tokens: int = Field(default=0, ge=0)
     """Anchors times block size."""
+    anchor_contexts: int = Field(default=0, ge=0)
+    """Sum over the documents of anchor tokens times document length."""
     seconds: float = Field(gt=0)
-    """Median time with all ranks busy."""
+    """Time with all ranks busy, mean over the ranks."""
+    cell: int = 0
+    """Number of the grid cell; shapes of one cell are left out together to test the fit."""
 
 
 class Coefficients(FrozenModel):
-    """Seconds of a micro-batch as a sum of non-negative terms."""
+    """Seconds of a micro-batch as a sum of non-negative terms; 0 where a role has none."""
 
     constant_s: float = Field(default=0.0, ge=0)
     """Per micro-batch."""
+    document_s: float = Field(default=0.0, ge=0)
+    """Per document."""
     slot_s: float = Field(default=0.0, ge=0)
-    """Per token slot."""
+    """Per token slot, padding included."""
     slot_length_s: float = Field(default=0.0, ge=0)
-    """Per token slot and token of padded length: attention."""
+    """Per token slot and token that it attends to."""
+    token_s: float = Field(default=0.0, ge=0)
+    """Per real token."""
     anchor_token_s: float = Field(default=0.0, ge=0)
     """Per anchor and block position."""
+    anchor_context_s: float = Field(default=0.0, ge=0)
+    """Per anchor, block position and token of the anchor's document."""
 
-    def seconds(
-        self,
-        rows: NDArray[np.int64],
-        padded_length: NDArray[np.int64],
-        anchor_tokens: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        """Return the predicted seconds of micro-batches, shape of the arguments."""
-        slots = rows * padded_length
-        return (
-            self.constant_s
-            + self.slot_s * slots
-            + self.slot_length_s * (slots * padded_length.astype(np.float64))
-            + self.anchor_token_s * anchor_tokens
-        )
+    def seconds(self, amounts: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return predicted seconds.
+
+        Args:
+            amounts: What each term multiplies, by field name, arrays of one shape.
+        """
+        shape = np.shape(next(iter(amounts.values())))
+        total = np.zeros(shape)
+        for name in TERMS:
+            value = getattr(self, name)
+            if value:
+                total += value * amounts[name]
+        return total
+
+
+class RoleFit(FrozenModel):
+    """A role's coefficients and how sure they are."""
+
+    coefficients: Coefficients = Coefficients()
+    """Fitted to all measurements."""
+    alternatives: tuple[Coefficients, ...] = ()
+    """Fitted without one grid cell each: how far a plan's time could be off."""
+    held_out_error: float = Field(default=0.0, ge=0)
+    """Median error over cells, each predicted from the others, as a share of the time."""
+    inseparable: tuple[str, ...] = ()
+    """Pairs of terms that the measured shapes could not tell apart, in words."""
 
 
 class Fingerprint(FrozenModel):
@@ -66,7 +128,7 @@ class Fingerprint(FrozenModel):
     threads_per_rank: int
     """CPU threads of each."""
     target: str
-    """Hash of the target's config and weights' sizes."""
+    """Hash of the target's config and weights."""
     draft: str
     """Hash of the drafter's shape and loss."""
     precision: str
@@ -76,32 +138,102 @@ class Fingerprint(FrozenModel):
     versions: str
     """Versions of the libraries that do the work."""
 
+    @property
+    def digest(self) -> str:
+        """Name of calibrations of this machine and model."""
+        return content_digest(self.model_dump())[:16]
+
+    def differences(self, other: "Fingerprint") -> list[str]:
+        """Return one phrase per field that differs."""
+        return [
+            f"{name} {_short(getattr(self, name))} is not {_short(getattr(other, name))}"
+            for name in type(self).model_fields
+            if getattr(self, name) != getattr(other, name)
+        ]
+
 
 class CostModel(FrozenModel):
     """A calibrated machine."""
 
-    target: Coefficients
+    prefetch: RoleFit = RoleFit()
+    """Reading samples and laying them out."""
+    target: RoleFit
     """Forward of the frozen target."""
-    draft: Coefficients
+    draft: RoleFit
     """Forward and backward of the drafter."""
     step_s: float = Field(default=0.0, ge=0)
-    """Per optimizer step: gradient reduction and update."""
-    transfer_s_per_slot: float = Field(default=0.0, ge=0)
-    """Sending the features of one token slot to another rank."""
-    relative_error: float = Field(default=0.0, ge=0)
-    """Median held-out error of the fit, both roles, as a share of the time."""
-    inseparable: tuple[str, ...] = ()
-    """Terms that the measured shapes could not tell apart, in words."""
+    """Per optimizer step: gradient reduction, update and bookkeeping."""
+    jitter: float = Field(default=0.0, ge=0)
+    """Standard deviation of one rank's micro-batch time against the other ranks', as a share."""
+    transfer_latency_s: float = Field(default=0.0, ge=0)
+    """Sending a micro-batch's features to another rank: constant part."""
+    transfer_s_per_token: float = Field(default=0.0, ge=0)
+    """Sending the features of one real token to another rank."""
+    overlaps: bool = True
+    """Whether reading ahead costs the computing ranks nothing: cores to spare, or a GPU."""
+    drift: float = Field(default=0.05, ge=0)
+    """Share by which runs on this machine differed from their predictions before."""
     fingerprint: Fingerprint | None = None
     """Where it was measured."""
 
-    def micro_batch_s(
-        self,
-        rows: NDArray[np.int64],
-        padded_length: NDArray[np.int64],
-        anchor_tokens: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        """Return the seconds of target forward and drafter step together."""
-        return self.target.seconds(rows, padded_length, anchor_tokens) + self.draft.seconds(
-            rows, padded_length, anchor_tokens
+    @property
+    def relative_error(self) -> float:
+        """Larger of target's and drafter's held-out error."""
+        return max(self.target.held_out_error, self.draft.held_out_error)
+
+    @property
+    def inseparable(self) -> tuple[str, ...]:
+        """Terms that could not be told apart, in words."""
+        return (*self.target.inseparable, *self.draft.inseparable)
+
+    @property
+    def attends_documents_only(self) -> bool:
+        """Whether the target skips what a packed row's mask hides; SDPA computes it all."""
+        kind = "" if self.fingerprint is None else self.fingerprint.attention
+        return kind in {"flash_attention_2", "flex_attention"}
+
+    def require(self, wanted: Fingerprint) -> None:
+        """Refuse to stand for another machine or model.
+
+        Raises:
+            CalibrationError: It was measured elsewhere, or nobody knows where.
+        """
+        if self.fingerprint is None:
+            raise CalibrationError(
+                "the calibration does not say what it was measured on; run dflash-flow calibrate"
+            )
+        if found := self.fingerprint.differences(wanted):
+            raise CalibrationError(
+                f"the calibration was measured under other conditions: {'; '.join(found)}; run "
+                "dflash-flow calibrate for this run"
+            )
+
+    def plan_cost(
+        self, kind: Literal["colocated", "disaggregated"], *, block_size: int, mean_length: float
+    ) -> PlanCost:
+        """Return the measure that balances the ranks which consume micro-batches.
+
+        Args:
+            kind: Consumers run target and drafter, or the drafter only.
+            block_size: Block size of the drafter.
+            mean_length: Mean sequence length, at which blocks' attention is counted.
+        """
+        draft = self.draft.coefficients
+        target = self.target.coefficients if kind == "colocated" else Coefficients()
+        per_slot = target.slot_s + draft.token_s
+        per_slot_length = target.slot_length_s
+        per_anchor = block_size * (draft.anchor_token_s + draft.anchor_context_s * mean_length)
+        unit = max(per_slot, per_anchor, per_slot_length * 2**8) / COST_RESOLUTION
+        if unit <= 0:
+            return PlanCost()
+        return PlanCost(
+            per_micro_batch=round((target.constant_s + draft.constant_s) / unit),
+            per_slot=round(per_slot / unit),
+            per_slot_length=round(per_slot_length / unit),
+            per_anchor=round(per_anchor / unit),
         )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return repr(text if len(text) < 64 else text[:12])

@@ -1,4 +1,4 @@
-"""Fit the cost model to measurements: non-negative, relative errors, checked on held-out shapes."""
+"""Fit a role's terms to measurements: non-negative, relative errors, checked on held-out cells."""
 
 from collections.abc import Sequence
 
@@ -7,95 +7,102 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from dflash_core.errors import CalibrationError
-from dflash_core.throughput.cost import Coefficients, Measurement, Role
+from dflash_core.throughput.cost import (
+    ROLE_TERMS,
+    TERMS,
+    Coefficients,
+    Measurement,
+    Role,
+    RoleFit,
+)
+from dflash_core.throughput.workload import Workload
 
-__all__ = ["Fit", "fit_coefficients"]
+__all__ = ["fit_role", "non_negative_fit"]
 
-TERMS = ("constant_s", "slot_s", "slot_length_s", "anchor_token_s")
-NAMES = {
-    "constant_s": "constant",
-    "slot_s": "token slots",
-    "slot_length_s": "squared length",
-    "anchor_token_s": "anchor tokens",
-}
 INSEPARABLE_CORRELATION = 0.995
+ROUNDS = 12
+OUTLIER = 0.05
 
 
-class Fit:
-    """Coefficients of one role, and how well they do on shapes they have not seen.
-
-    Attributes:
-        coefficients: The fitted terms.
-        held_out_error: Median over shapes of |predicted - measured| / measured, each shape
-            predicted from all the others.
-        inseparable: Pairs of terms whose columns are all but proportional, in words.
-    """
-
-    def __init__(
-        self, coefficients: Coefficients, held_out_error: float, inseparable: tuple[str, ...]
-    ) -> None:
-        self.coefficients = coefficients
-        self.held_out_error = held_out_error
-        self.inseparable = inseparable
-
-
-def fit_coefficients(measurements: Sequence[Measurement], role: Role) -> Fit:
+def fit_role(measurements: Sequence[Measurement], role: Role) -> RoleFit:
     """Fit one role's terms by non-negative least squares on relative errors.
+
+    Rounds of reweighting let a timing that another program disturbed count for less.
 
     Args:
         measurements: Timed shapes of any role.
         role: Which of them to fit.
 
     Raises:
-        CalibrationError: Fewer shapes than terms, or all times equal.
+        CalibrationError: Nothing measured, fewer cells than terms, or all times equal.
     """
     used = [m for m in measurements if m.role == role]
-    terms = TERMS if any(m.anchor_tokens for m in used) else TERMS[:3]
-    shapes = {(m.rows, m.padded_length, m.anchor_tokens) for m in used}
-    if len(shapes) <= len(terms):
+    amounts = Workload.of_measurements(used).amounts
+    terms = [name for name in ROLE_TERMS[role] if used and amounts[name].any()]
+    cells = np.array([m.cell for m in used])
+    distinct = np.unique(cells)
+    if distinct.size <= len(terms):
         raise CalibrationError(
-            f"{len(shapes)} measured {role} shapes cannot tell {len(terms)} terms apart; measure "
-            f"at least {len(terms) + 1}: widen calibration.lengths"
+            f"{distinct.size} measured {role} shapes cannot tell {len(terms)} terms apart; measure "
+            f"at least {len(terms) + 1}: raise batching.token_budget or give samples of several "
+            "lengths"
         )
     times = np.array([m.seconds for m in used])
     if np.ptp(times) == 0:
         raise CalibrationError(
-            f"all {len(used)} {role} timings are {times[0]:g} s, whatever the shape; the clock is "
-            "too coarse or the shapes too small: widen calibration.lengths"
+            f"all {len(used)} {role} timings are {times[0]:g} s, whatever the shape: the clock is "
+            "too coarse or the shapes are too small; raise batching.token_budget"
         )
-    columns = _columns(used)[:, : len(terms)]
-    solution = _solve(columns, times)
-    errors = []
-    for row in range(len(used)):
-        rest = np.arange(len(used)) != row
-        predicted = columns[row] @ _solve(columns[rest], times[rest])
-        errors.append(abs(predicted - times[row]) / times[row])
-    coefficients = Coefficients(**dict(zip(terms, map(float, solution), strict=True)))
-    return Fit(coefficients, float(np.median(errors)), _inseparable(columns, terms, role))
+    columns = np.stack([amounts[name] for name in terms], axis=1)
+    alternatives, errors = [], []
+    for cell in distinct:
+        rest = cells != cell
+        solution = non_negative_fit(columns[rest], times[rest])
+        alternatives.append(_named(terms, solution))
+        predicted = columns[~rest] @ solution
+        errors.append(float(np.median(np.abs(predicted / times[~rest] - 1))))
+    return RoleFit(
+        coefficients=_named(terms, non_negative_fit(columns, times)),
+        alternatives=tuple(alternatives),
+        held_out_error=float(np.median(errors)),
+        inseparable=_inseparable(columns, terms, role),
+    )
 
 
-def _columns(used: Sequence[Measurement]) -> NDArray[np.float64]:
-    rows = np.array([m.rows for m in used], dtype=np.float64)
-    length = np.array([m.padded_length for m in used], dtype=np.float64)
-    anchors = np.array([m.anchor_tokens for m in used], dtype=np.float64)
-    return np.stack([np.ones_like(rows), rows * length, rows * length**2, anchors], axis=1)
+def non_negative_fit(
+    columns: NDArray[np.float64], times: NDArray[np.float64], *, robust: bool = True
+) -> NDArray[np.float64]:
+    """Return non-negative coefficients with the least relative errors.
 
-
-def _solve(columns: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    Args:
+        columns: What each coefficient multiplies, shape ``(num_times, num_terms)``.
+        times: Measured seconds, shape ``(num_times,)``, all positive.
+        robust: Weigh down what lies off by more than a few percent, as Huber's loss does.
+    """
     # Rows are divided by their time, so that a short micro-batch counts as much as a long one;
     # columns by their largest entry, so that the solver meets numbers of one size.
     scaled = columns / times[:, None]
     size = np.maximum(scaled.max(axis=0), 1e-300)
-    solution, _ = nnls(scaled / size, np.ones(len(times)))
+    scaled = scaled / size
+    weights = np.ones(times.size)
+    solution = np.zeros(columns.shape[1])
+    for _ in range(ROUNDS if robust else 1):
+        solution, _ = nnls(scaled * weights[:, None], weights)
+        off = np.abs(scaled @ solution - 1)
+        weights = np.sqrt(OUTLIER / np.maximum(off, OUTLIER))
     return solution / size
+
+
+def _named(terms: Sequence[str], solution: NDArray[np.float64]) -> Coefficients:
+    return Coefficients(**dict(zip(terms, map(float, solution), strict=True)))
 
 
 def _inseparable(columns: NDArray[np.float64], terms: Sequence[str], role: Role) -> tuple[str, ...]:
     unit = columns / np.linalg.norm(columns, axis=0)
-    found = []
-    for first in range(len(terms)):
-        for second in range(first + 1, len(terms)):
-            cosine = float(unit[:, first] @ unit[:, second])
-            if cosine > INSEPARABLE_CORRELATION:
-                found.append(f"{role}: {NAMES[terms[first]]} and {NAMES[terms[second]]}")
-    return tuple(found)
+    cosine = unit.T @ unit
+    return tuple(
+        f"{role}: {TERMS[terms[first]]} and {TERMS[terms[second]]}"
+        for first in range(len(terms))
+        for second in range(first + 1, len(terms))
+        if cosine[first, second] > INSEPARABLE_CORRELATION
+    )

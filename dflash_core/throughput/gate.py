@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from dflash_core.config import FrozenModel
+from dflash_core.errors import ConfigError
 from dflash_core.throughput.prediction import Prediction
 
 __all__ = ["Candidate", "GateConfig", "GateResult", "GateVerdict", "judge"]
@@ -32,7 +33,13 @@ class GateConfig(FrozenModel):
     """For 'weighted': weight of diversity (1 - step eta2) against relative throughput."""
 
     @model_validator(mode="after")
-    def _can_be_met(self) -> "GateConfig":
+    def _do_not_contradict(self) -> "GateConfig":
+        if self.min_ktok_s and self.min_share_of_best:
+            raise ValueError(
+                f"min_ktok_s {self.min_ktok_s:g} is absolute and min_share_of_best "
+                f"{self.min_share_of_best:g} is relative to the fastest strategy; set one of "
+                "gate.min_ktok_s and gate.min_share_of_best"
+            )
         if self.objective == "fastest" and self.diversity_weight != 0.5:
             raise ValueError(
                 f"diversity_weight {self.diversity_weight} has no effect on objective 'fastest'; "
@@ -60,6 +67,13 @@ class Candidate(FrozenModel):
     """Chance that two samples of a micro-batch share one again in the next epoch."""
     straggler_factor: float
     """Mean over steps of slowest over mean rank cost."""
+    measured_ktok_s: float | None = Field(default=None, gt=0)
+    """Throughput of a pilot run, which then counts instead of the prediction."""
+
+    @property
+    def ktok_s(self) -> float:
+        """Measured throughput where there was a pilot, else predicted."""
+        return self.prediction.ktok_s if self.measured_ktok_s is None else self.measured_ktok_s
 
     @property
     def label(self) -> str:
@@ -77,7 +91,7 @@ class GateVerdict(FrozenModel):
     passed: bool
     """Whether it reaches every threshold."""
     straddles: bool
-    """Whether the throughput threshold lies inside the predicted interval."""
+    """Whether only a pilot run can decide: the threshold lies inside the predicted interval."""
     reason: str
     """Why, in words."""
 
@@ -92,6 +106,11 @@ class GateResult(FrozenModel):
     reason: str
     """The outcome in one sentence."""
 
+    @property
+    def pilots(self) -> tuple[int, ...]:
+        """Candidates that a short real run must decide; judge again with what it measured."""
+        return tuple(index for index, v in enumerate(self.verdicts) if v.straddles)
+
 
 def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
     """Hold each candidate against the thresholds and choose among those that pass.
@@ -100,11 +119,11 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
     then the lower pair_recurrence, then the higher throughput.
 
     Raises:
-        ValueError: There is no candidate.
+        ConfigError: There is no candidate.
     """
     if not candidates:
-        raise ValueError("the gate was given no strategy; name some in compare.strategies")
-    best = max(candidate.prediction.ktok_s for candidate in candidates)
+        raise ConfigError("the gate was given no strategy; name some in compare.strategies")
+    best = max(candidate.ktok_s for candidate in candidates)
     verdicts = tuple(_verdict(candidate, config, best) for candidate in candidates)
     passing = [index for index, verdict in enumerate(verdicts) if verdict.passed]
     if not passing:
@@ -120,7 +139,7 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
         chosen=index,
         reason=(
             f"{taken.label} is taken: {_preference(config)} among {len(passing)} of "
-            f"{len(candidates)} that pass, {taken.prediction.ktok_s:.2f} Ktok/s predicted"
+            f"{len(candidates)} that pass, {_speed(taken)}"
         ),
     )
 
@@ -128,10 +147,26 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
 def _verdict(candidate: Candidate, config: GateConfig, best: float) -> GateVerdict:
     prediction = candidate.prediction
     threshold = max(config.min_ktok_s, config.min_share_of_best * best)
-    wasted = 1 - candidate.padding_efficiency
+    too_slow = [f"threshold {threshold:.4g}"] if candidate.ktok_s < threshold else []
+    others = _other_faults(candidate, config)
+    speed = f"{candidate.label}: {_speed(candidate)}"
+    wasted = f"{1 - candidate.padding_efficiency:.0%} of its slots are padding"
+    if too_slow or others:
+        reason = f"{speed}, {', '.join(too_slow + others)}: rejected; {wasted}"
+    else:
+        reason = f"{speed}: passes; {wasted}"
+    undecided = candidate.measured_ktok_s is None and not others
+    return GateVerdict(
+        name=candidate.name,
+        mixing=candidate.mixing,
+        passed=not (too_slow or others),
+        straddles=undecided and threshold > 0 and prediction.low <= threshold <= prediction.high,
+        reason=reason,
+    )
+
+
+def _other_faults(candidate: Candidate, config: GateConfig) -> list[str]:
     faults = []
-    if prediction.ktok_s < threshold:
-        faults.append(f"threshold {threshold:.4g}")
     if candidate.padding_efficiency < config.min_padding_efficiency:
         faults.append(
             f"padding efficiency {candidate.padding_efficiency:.3f} under "
@@ -143,34 +178,33 @@ def _verdict(candidate: Candidate, config: GateConfig, best: float) -> GateVerdi
         faults.append(
             f"straggler factor {candidate.straggler_factor:.3f} over {config.max_straggler:.3f}"
         )
-    speed = (
-        f"{candidate.label}: {prediction.ktok_s:.2f} Ktok/s predicted "
-        f"({prediction.low:.2f}..{prediction.high:.2f})"
-    )
-    if faults:
-        reason = f"{speed}, {', '.join(faults)}: rejected; {wasted:.0%} of its slots are padding"
-    else:
-        reason = f"{speed}: passes; {wasted:.0%} of its slots are padding"
-    return GateVerdict(
-        name=candidate.name,
-        mixing=candidate.mixing,
-        passed=not faults,
-        straddles=prediction.low <= threshold <= prediction.high,
-        reason=reason,
-    )
+    return faults
+
+
+def _speed(candidate: Candidate) -> str:
+    if candidate.measured_ktok_s is not None:
+        predicted = _figure(candidate.prediction.ktok_s)
+        return f"{_figure(candidate.measured_ktok_s)} Ktok/s in a pilot ({predicted} predicted)"
+    prediction = candidate.prediction
+    interval = f"{_figure(prediction.low)}..{_figure(prediction.high)}"
+    return f"{_figure(prediction.ktok_s)} Ktok/s predicted ({interval})"
+
+
+def _figure(ktok_s: float) -> str:
+    return f"{ktok_s:.1f}" if ktok_s >= 10 else f"{ktok_s:.2f}"
 
 
 def _choose(candidates: Sequence[Candidate], config: GateConfig, best: float) -> int:
     order = range(len(candidates))
     if config.objective == "fastest":
-        return max(order, key=lambda index: candidates[index].prediction.ktok_s)
+        return max(order, key=lambda index: candidates[index].ktok_s)
     if config.objective == "weighted":
         weight = config.diversity_weight
 
         def score(index: int) -> float:
             candidate = candidates[index]
             diversity = 1 - candidate.step_length_eta2
-            return weight * diversity + (1 - weight) * candidate.prediction.ktok_s / best
+            return weight * diversity + (1 - weight) * candidate.ktok_s / best
 
         return max(order, key=score)
     lowest = min(candidate.step_length_eta2 for candidate in candidates)
@@ -181,7 +215,7 @@ def _choose(candidates: Sequence[Candidate], config: GateConfig, best: float) ->
         return (
             candidate.length_eta2,
             candidate.pair_recurrence,
-            -candidate.prediction.ktok_s,
+            -candidate.ktok_s,
         )
 
     return min(tied, key=rank)

@@ -1,18 +1,22 @@
-"""Predict a plan's throughput from the cost model, micro-batch by micro-batch."""
+"""Predict a plan's throughput: cost of each micro-batch, then the epoch as events."""
 
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from dflash_core.config import FrozenModel
+from dflash_core.errors import CalibrationError
 from dflash_core.planning import EpochPlan
 from dflash_core.throughput.cost import CostModel
+from dflash_core.throughput.simulation import Durations, Timeline, route_targets, simulate
+from dflash_core.throughput.topology import Split, Topology
+from dflash_core.throughput.workload import Workload
 
-__all__ = ["Prediction", "predict", "rank_seconds"]
+__all__ = ["Prediction", "Stage", "durations_of", "predict"]
 
-# What the fit does not see: the clock of a shared machine drifts between measuring and running.
-DRIFT = 0.05
+Stage = Literal["prefetch", "target", "transfer", "draft", "straggler"]
 
 
 class Prediction(FrozenModel):
@@ -28,57 +32,141 @@ class Prediction(FrozenModel):
     """Mean seconds of an optimizer step."""
     epoch_s: float
     """Seconds of the epoch."""
-    bottleneck: Literal["target", "draft", "straggler"]
-    """What the most time goes to."""
-    waiting_share: float
-    """Share of rank time spent waiting for the slowest rank of a step."""
+    run_s: float
+    """Seconds of all epochs."""
+    device_hours: float
+    """Hours of all ranks' devices for all epochs."""
+    bottleneck: Stage
+    """What binds: the busiest stage, or waiting for the slowest rank of a step."""
+    waiting_share: float = Field(ge=0, le=1)
+    """Share of the consuming ranks' time spent waiting for the slowest of a step."""
+    starving_share: float = Field(ge=0, le=1)
+    """Share of the consuming ranks' time spent waiting for input."""
+    target_busy: float = Field(ge=0)
+    """Share of their time that ranks which run the target spend on it."""
+    draft_busy: float = Field(ge=0)
+    """Share of their time that ranks which run the drafter spend on it, steps included."""
+    mean_queue: float = Field(ge=0)
+    """Micro-batches that stand ready for a consuming rank, mean over time."""
 
 
-def predict(plan: EpochPlan, cost: CostModel, *, block_size: int) -> Prediction:
-    """Predict one epoch in which every rank runs target and drafter on its micro-batches.
+def predict(
+    plan: EpochPlan,
+    cost: CostModel,
+    *,
+    block_size: int,
+    topology: Topology | None = None,
+    epochs: int = 1,
+    workload: Workload | None = None,
+) -> Prediction:
+    """Predict the epoch of a plan.
 
-    A step lasts as long as its slowest rank, plus the optimizer's constant.
+    The interval holds the plan under each fit that leaves a measured shape out, widened by how far
+    this machine strayed from its predictions before.
 
     Args:
-        plan: The epoch's plan.
+        plan: The epoch's plan, made with supervised tokens.
         cost: The calibrated machine.
         block_size: Block size of the drafter.
+        topology: Which ranks do what; all the plan's ranks run both models when not given.
+        epochs: Epochs of the run.
+        workload: What the plan's micro-batches hold, when it is known already.
+
+    Raises:
+        CalibrationError: The plan was made for another number of ranks, or without supervised
+            tokens.
     """
-    rows, lengths = plan.rows, plan.padded_lengths
-    anchor_tokens = plan.num_anchors * block_size
-    target = cost.target.seconds(rows, lengths, anchor_tokens)
-    draft = cost.draft.seconds(rows, lengths, anchor_tokens)
-    busy = rank_seconds(plan.assignment, target + draft)
-    slowest = busy.max(axis=1)
-    epoch_s = float(slowest.sum() + cost.step_s * plan.num_steps)
-    waiting = float((slowest[:, None] - busy).sum() / max(busy.shape[1] * epoch_s, 1e-12))
-    shares = {
-        "target": float(target.sum()) / busy.shape[1],
-        "draft": float(draft.sum()) / busy.shape[1] + cost.step_s * plan.num_steps,
-        "straggler": waiting * epoch_s,
-    }
-    ktok_s = plan.total_tokens / epoch_s / 1000
-    spread = float(np.hypot(cost.relative_error, DRIFT))
-    bottleneck: Literal["target", "draft", "straggler"] = max(shares, key=shares.__getitem__)  # type: ignore[assignment]
-    return Prediction(
-        ktok_s=ktok_s,
-        low=ktok_s / (1 + spread),
-        high=ktok_s * (1 + spread),
-        step_s=epoch_s / max(plan.num_steps, 1),
-        epoch_s=epoch_s,
-        bottleneck=bottleneck,
-        waiting_share=waiting,
+    ranks = plan.assignment.shape[2]
+    if topology is None:
+        topology = Split(num_ranks=ranks)
+    if topology.num_consumers != ranks:
+        raise CalibrationError(
+            f"the plan is laid out for {ranks} consuming ranks and the topology has "
+            f"{topology.num_consumers}; plan with world_size {topology.num_consumers}"
+        )
+    if workload is None:
+        workload = Workload.of_plan(
+            plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
+        )
+    durations = durations_of(workload, cost, topology)
+    routes = None
+    if topology.kind == "disaggregated":
+        routes = route_targets(
+            plan.assignment, plan.costs(), topology.num_ranks - topology.num_consumers
+        )
+    timeline = simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth)
+    slower, faster = _spread(workload, cost)
+    return _summarise(plan, timeline, topology, durations.step_s, epochs, (slower, faster))
+
+
+def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Durations:
+    """Return the seconds of each stage for each micro-batch."""
+    amounts = workload.amounts
+    prefetch = cost.prefetch.coefficients.seconds(amounts)
+    target = cost.target.coefficients.seconds(amounts)
+    transfer = cost.transfer_latency_s + cost.transfer_s_per_token * workload.tokens
+    draft = cost.draft.coefficients.seconds(amounts)
+    if not cost.overlaps:
+        # No core is free to read ahead: what it takes is taken from the rank's own computing.
+        if topology.kind == "disaggregated":
+            target = target + prefetch
+        draft = draft + prefetch
+        prefetch = np.zeros_like(prefetch)
+    return Durations(prefetch, target, transfer, draft, cost.step_s, cost.jitter)
+
+
+def _spread(workload: Workload, cost: CostModel) -> tuple[float, float]:
+    """Return by which factors the plan could be slower and faster, both at least 1."""
+    totals = workload.totals
+    roles = (cost.target, cost.draft)
+    whole = [float(role.coefficients.seconds(totals)) for role in roles]
+    off = [0.0]
+    for role, seconds in zip(roles, whole, strict=True):
+        others = [float(c.seconds(totals)) - seconds for c in role.alternatives]
+        off += [change / max(sum(whole), 1e-300) for change in others]
+    return (
+        1 + float(np.hypot(max(off), cost.drift)),
+        1 + float(np.hypot(min(off), cost.drift)),
     )
 
 
-def rank_seconds(
-    assignment: NDArray[np.int64], seconds: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return the busy seconds of each rank in each step, shape ``(num_steps, world_size)``.
+def _summarise(
+    plan: EpochPlan,
+    timeline: Timeline,
+    topology: Topology,
+    step_s: float,
+    epochs: int,
+    spread: tuple[float, float],
+) -> Prediction:
+    epoch_s = max(timeline.epoch_s, 1e-12)
+    consumers = topology.num_consumers
+    targets = topology.num_ranks - consumers or consumers
+    prefetch_s, target_s, transfer_s, draft_s = timeline.busy_s
+    draft_s += step_s * plan.num_steps * consumers
+    shares: dict[Stage, float] = {
+        "prefetch": prefetch_s / (targets * epoch_s),
+        "target": target_s / (targets * epoch_s),
+        "transfer": transfer_s / (targets * epoch_s),
+        "draft": draft_s / (consumers * epoch_s),
+        "straggler": timeline.step_waited_s / (consumers * epoch_s),
+    }
+    ktok_s = plan.total_tokens / epoch_s / 1000
+    return Prediction(
+        ktok_s=ktok_s,
+        low=ktok_s / spread[0],
+        high=ktok_s * spread[1],
+        step_s=epoch_s / max(plan.num_steps, 1),
+        epoch_s=epoch_s,
+        run_s=epoch_s * epochs,
+        device_hours=epoch_s * epochs * topology.num_ranks / 3600,
+        bottleneck=max(shares, key=lambda name: shares[name]),
+        waiting_share=_share(shares["straggler"]),
+        starving_share=_share(timeline.input_waited_s / (consumers * epoch_s)),
+        target_busy=shares["target"],
+        draft_busy=shares["draft"],
+        mean_queue=timeline.mean_queue,
+    )
 
-    Args:
-        assignment: Micro-batch per step, slot and rank, -1 where idle.
-        seconds: Seconds of each micro-batch.
-    """
-    padded = np.append(seconds, 0.0)  # index -1 reads the 0
-    return padded[assignment].sum(axis=1)
+
+def _share(value: float | NDArray[np.float64]) -> float:
+    return float(min(max(value, 0.0), 1.0))

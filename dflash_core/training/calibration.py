@@ -21,7 +21,7 @@ from dflash_core.errors import CalibrationError, DFlashError
 from dflash_core.planning.anchors import num_anchors
 from dflash_core.target.loading import target_digest
 from dflash_core.throughput.cost import CostModel, Fingerprint, Measurement
-from dflash_core.throughput.fitting import fit_coefficients
+from dflash_core.throughput.fitting import fit_role
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.flat import FlatGradients
@@ -89,20 +89,17 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
         facts = {
             "rows": rows,
             "padded_length": length,
+            "real_tokens": rows * length,
             "anchor_tokens": anchors * block_size,
+            "anchor_contexts": anchors * block_size * length,
+            "cell": shape,
         }
         measurements.append(Measurement(role="target", seconds=target_s, **facts))
         measurements.append(Measurement(role="draft", seconds=draft_s, **facts))
-    # The target does not know of anchors: its term must not be fitted on noise.
-    bare = [m.model_copy(update={"anchor_tokens": 0}) for m in measurements if m.role == "target"]
-    target_fit = fit_coefficients(bare, "target")
-    draft_fit = fit_coefficients(measurements, "draft")
     return CostModel(
-        target=target_fit.coefficients,
-        draft=draft_fit.coefficients,
+        target=fit_role(measurements, "target"),
+        draft=fit_role(measurements, "draft"),
         step_s=_time_step(objective, gradients, job, ranks),
-        relative_error=max(target_fit.held_out_error, draft_fit.held_out_error),
-        inseparable=(*target_fit.inseparable, *draft_fit.inseparable),
         fingerprint=fingerprint(job, ranks.device),
     )
 

@@ -1,0 +1,128 @@
+import pytest
+
+from dflash_core.errors import ConfigError
+from dflash_core.throughput import Candidate, GateConfig, Prediction, judge, predict
+from tests.dflash_core.throughput.machines import machine, plan
+
+BASE = predict(plan(), machine(), block_size=8)
+
+
+def forecast(ktok_s, share=0.05) -> Prediction:
+    return BASE.model_copy(
+        update={"ktok_s": ktok_s, "low": ktok_s * (1 - share), "high": ktok_s * (1 + share)}
+    )
+
+
+def candidate(name="random", ktok_s=11.9, **changes) -> Candidate:
+    facts = {
+        "name": name,
+        "mixing": "diverse",
+        "prediction": forecast(ktok_s),
+        "padding_efficiency": 0.47,
+        "length_eta2": 0.1,
+        "step_length_eta2": 0.01,
+        "pair_recurrence": 1e-5,
+        "straggler_factor": 1.02,
+    }
+    return Candidate.model_validate(facts | changes)
+
+
+def only(config, **changes):
+    return judge([candidate(**changes)], config).verdicts[0]
+
+
+def test_a_rejection_says_speed_interval_threshold_and_padding():
+    verdict = only(GateConfig(min_ktok_s=20))
+    assert not verdict.passed
+    assert verdict.reason == (
+        "random/diverse: 11.9 Ktok/s predicted (11.3..12.5), threshold 20: rejected; "
+        "53% of its slots are padding"
+    )
+
+
+def test_when_nothing_passes_nothing_is_chosen():
+    result = judge([candidate(), candidate("sorted", 19.0)], GateConfig(min_ktok_s=30))
+    assert result.chosen is None
+    assert result.reason == "rejected: none of random/diverse, sorted/diverse passes the gate"
+
+
+def test_a_relative_threshold_follows_the_fastest():
+    config = GateConfig(min_share_of_best=0.9)
+    passed = [
+        verdict.passed
+        for verdict in judge(
+            [candidate("sorted", 32), candidate("pooled", 31.6), candidate("random", 11.9)], config
+        ).verdicts
+    ]
+    assert passed == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GateConfig(min_padding_efficiency=0.8), "padding efficiency 0.470 under 0.800"),
+        (GateConfig(max_step_eta2=0.005), "step eta2 0.010 over 0.005"),
+        (GateConfig(max_straggler=1.01), "straggler factor 1.020 over 1.010"),
+    ],
+)
+def test_each_other_threshold_rejects_in_words(config, words):
+    verdict = only(config)
+    assert not verdict.passed
+    assert words in verdict.reason
+    assert not verdict.straddles
+
+
+def test_the_most_diverse_steps_win_whatever_the_speed():
+    result = judge([candidate("a", 32, step_length_eta2=0.2), candidate("b", 20)], GateConfig())
+    assert result.chosen == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "chosen"),
+    [
+        ({"length_eta2": 0.9}, {"length_eta2": 0.5, "step_length_eta2": 0.0149}, 1),
+        ({"length_eta2": 0.9}, {"length_eta2": 0.5, "step_length_eta2": 0.0151}, 0),
+        ({"pair_recurrence": 0.5}, {"pair_recurrence": 0.4}, 1),
+        ({"ktok_s": 11.0}, {"ktok_s": 12.0}, 1),
+    ],
+)
+def test_ties_within_5e_3_go_to_micro_batches_then_recurrence_then_speed(first, second, chosen):
+    result = judge([candidate(**first), candidate(**second)], GateConfig())
+    assert result.chosen == chosen
+
+
+def test_other_objectives_weigh_speed():
+    slow = candidate("slow", 10, step_length_eta2=0.0)
+    fast = candidate("fast", 30, step_length_eta2=0.5)
+    assert judge([slow, fast], GateConfig(objective="fastest")).chosen == 1
+    for weight, chosen in ((0.9, 0), (0.1, 1)):
+        config = GateConfig(objective="weighted", diversity_weight=weight)
+        assert judge([slow, fast], config).chosen == chosen
+
+
+def test_an_interval_over_the_threshold_asks_for_a_pilot_which_then_decides():
+    config = GateConfig(min_ktok_s=12)
+    asked = candidate(ktok_s=11.9)
+    first = judge([asked, candidate("sorted", 32)], config)
+    assert first.pilots == (0,)
+    piloted = asked.model_copy(update={"measured_ktok_s": 12.1})
+    second = judge([piloted, candidate("sorted", 32)], config)
+    assert second.pilots == ()
+    assert second.verdicts[0].passed
+    assert "12.1 Ktok/s in a pilot (11.9 predicted)" in second.verdicts[0].reason
+
+
+def test_no_pilot_is_run_for_what_fails_otherwise():
+    assert not only(GateConfig(min_ktok_s=12, max_step_eta2=0.001)).straddles
+
+
+def test_contradicting_thresholds_are_refused():
+    with pytest.raises(ValueError, match=r"min_ktok_s 20 is absolute and min_share_of_best 0\.9"):
+        GateConfig(min_ktok_s=20, min_share_of_best=0.9)
+    with pytest.raises(ValueError, match="no effect on objective 'fastest'"):
+        GateConfig(objective="fastest", diversity_weight=0.9)
+
+
+def test_a_gate_without_candidates_is_an_error():
+    with pytest.raises(ConfigError, match=r"no strategy; name some in compare\.strategies"):
+        judge([], GateConfig())
