@@ -31,13 +31,13 @@ __all__ = [
 Role = Literal["prefetch", "target", "draft"]
 
 TERMS: dict[str, str] = {
-    "constant_s": "constant",
-    "document_s": "documents",
-    "slot_s": "token slots",
-    "slot_length_s": "squared length",
-    "token_s": "real tokens",
-    "anchor_token_s": "anchor tokens",
-    "anchor_context_s": "anchor tokens x context",
+    "constant_s": "micro-batch",
+    "document_s": "document",
+    "slot_s": "token slot",
+    "slot_length_s": "token slot x row length",
+    "token_s": "real token",
+    "anchor_token_s": "anchor token",
+    "anchor_context_s": "anchor token x context token",
 }
 """Field of `Coefficients` and what it multiplies, in words."""
 

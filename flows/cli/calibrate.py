@@ -4,7 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from configs.settings import load_settings
+from dflash_core.throughput import CostModel, RoleFit
+from dflash_core.throughput.cost import ROLE_TERMS, TERMS
 from flows.cli.run import explain, prepare_console
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
@@ -31,12 +36,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(model.model_dump_json() + "\n")
         return 0
-    units = {"constant_s": "us", "slot_s": "us/slot", "anchor_token_s": "us/anchor token"}
-    for role in ("target", "draft"):
-        terms = getattr(model, role).model_dump()
-        for name, value in terms.items():
-            unit = units.get(name, "us/slot/token")
-            sys.stdout.write(f"{role:>7}  {name:16} {value * 1e6:12.6g} {unit}\n")
-    sys.stdout.write(f"{'step':>7}  {'step_s':16} {model.step_s * 1e6:12.6g} us\n")
-    sys.stdout.write(f"held-out error {model.relative_error:.1%}\n")
+    _show(model)
     return 0
+
+
+def _show(model: CostModel) -> None:
+    console = Console(highlight=False)
+    table = Table("role", "per", "microseconds", "held-out error", box=None)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for role in ("prefetch", "target", "draft"):
+        fit: RoleFit = getattr(model, role)
+        error = f"{fit.held_out_error:.1%}"
+        for name in ROLE_TERMS[role]:
+            microseconds = getattr(fit.coefficients, name) * 1e6
+            table.add_row(role, TERMS[name], f"{microseconds:.6g}", error)
+            role = error = ""
+    table.add_row("step", "optimizer step", f"{model.step_s * 1e6:.6g}", "")
+    console.print(table)
+    for terms in model.inseparable:
+        console.print(f"the measured shapes cannot tell apart {terms}")

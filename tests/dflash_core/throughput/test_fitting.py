@@ -62,7 +62,7 @@ def test_one_disturbed_timing_moves_the_fit_by_little():
 def test_terms_that_only_grow_together_are_named():
     grid = [(rows, 100, 0.25) for rows in range(1, 9)]
     fit = fit_role(measured("target", TARGET, grid=grid), "target")
-    assert fit.inseparable == ("target: token slots and squared length",)
+    assert fit.inseparable == ("target: token slot and token slot x row length",)
 
 
 def test_a_target_is_not_fitted_with_anchor_terms():
