@@ -89,10 +89,14 @@ def batch_maximum_costs(
 def _solve_dense(costs, choice):
     num_layers, size = choice.shape
     optima = np.empty(num_layers)
-    previous = costs[0].copy()
+    previous = np.empty(size)
+    current = np.empty(size)
+    for last in range(size):
+        previous[last] = costs[0, last]
     optima[0] = previous[size - 1]
     for layer in range(1, num_layers):
-        current = np.full(size, np.inf)
+        for last in range(size):
+            current[last] = np.inf
         # Row by row, so that the table is read in the order in which it lies in memory.
         for start in range(layer, size):
             base = previous[start - 1]
@@ -101,7 +105,8 @@ def _solve_dense(costs, choice):
                 if total < current[last]:
                     current[last] = total
                     choice[layer, last] = start
-        previous = current
+        for last in range(size):
+            previous[last] = current[last]
         optima[layer] = previous[size - 1]
     return optima
 

@@ -42,9 +42,11 @@ def best_slot_edges(
 def _solve(edges, below, choice):
     num_layers, size = choice.shape
     optima = np.empty(num_layers, dtype=np.int64)
-    previous = edges * below[1:]
+    previous = np.empty(size, dtype=np.int64)
+    current = np.empty(size, dtype=np.int64)
+    for position in range(size):
+        previous[position] = edges[position] * below[position + 1]
     optima[0] = previous[size - 1]
-    current = np.empty_like(previous)
     stack = np.empty((128, 4), dtype=np.int64)
     for layer in range(1, num_layers):
         # ``choice`` is the first distinct length inside the bucket; a bucket holds at least one.
@@ -73,6 +75,7 @@ def _solve(edges, below, choice):
                 stack[depth, 0], stack[depth, 1] = middle + 1, high
                 stack[depth, 2], stack[depth, 3] = best_start, last
                 depth += 1
-        previous[layer:] = current[layer:]
+        for position in range(layer, size):
+            previous[position] = current[position]
         optima[layer] = previous[size - 1]
     return optima

@@ -37,6 +37,8 @@ class Batches:
 
     Attributes:
         order: Sample indices, int32, shape ``(num_samples,)``.
+        lengths: Their lengths in the same order, int32, same shape: read in sequence, where
+            looking them up again would miss the cache.
         offsets: Micro-batch ``i`` holds ``order[offsets[i]:offsets[i + 1]]``, int64,
             shape ``(num_micro_batches + 1,)``.
         padded_lengths: Token slots of each row, int64, shape ``(num_micro_batches,)``.
@@ -44,6 +46,7 @@ class Batches:
     """
 
     order: NDArray[np.int32]
+    lengths: NDArray[np.int32]
     offsets: NDArray[np.int64]
     padded_lengths: NDArray[np.int64]
     packed: bool = False
@@ -61,9 +64,11 @@ class Batches:
     def keep(self, chosen: NDArray[np.bool_]) -> "Batches":
         """Return only the chosen micro-batches, in the same order."""
         sizes = self.num_samples
+        kept = np.repeat(chosen, sizes)
         return replace(
             self,
-            order=self.order[np.repeat(chosen, sizes)],
+            order=self.order[kept],
+            lengths=self.lengths[kept],
             offsets=np.concatenate([[0], np.cumsum(sizes[chosen])]),
             padded_lengths=self.padded_lengths[chosen],
         )
@@ -74,6 +79,7 @@ def close_batches(
     samples: Samples,
     config: BatchingConfig,
     *,
+    lengths: NDArray[np.int32] | None = None,
     groups: NDArray[np.int64] | None = None,
     edges: NDArray[np.int64] | None = None,
 ) -> Batches:
@@ -83,10 +89,12 @@ def close_batches(
         order: Sample indices in the order in which they fill micro-batches.
         samples: Lengths and anchors.
         config: The budgets.
+        lengths: Lengths in that order, when the caller has them at hand.
         groups: Offsets of groups that share no micro-batch, shape ``(num_groups + 1,)``.
         edges: Padded length of each group's rows, shape ``(num_groups,)``; the longest sample of
             the micro-batch when not given.
     """
+    ordered = samples.lengths[order] if lengths is None else lengths
     borders = np.array([0, order.size]) if groups is None else groups
     fixed = np.zeros(borders.size - 1, dtype=np.int64) if edges is None else edges
     limits = (
@@ -100,18 +108,10 @@ def close_batches(
         padded = np.empty(capacity, dtype=np.int64)
         multiple = config.multiple_of
         count = _close(
-            order,
-            samples.lengths,
-            samples.anchors,
-            borders,
-            fixed,
-            *limits,
-            multiple,
-            offsets,
-            padded,
+            order, ordered, samples.anchors, borders, fixed, *limits, multiple, offsets, padded
         )
         if count >= 0:
-            return Batches(order, offsets[: count + 1].copy(), padded[:count].copy())
+            return Batches(order, ordered, offsets[: count + 1].copy(), padded[:count].copy())
         capacity = min(4 * capacity, order.size)
 
 
@@ -137,17 +137,16 @@ def _close(
         longest = np.int64(0)
         num_anchors = np.int64(0)
         for position in range(borders[group], borders[group + 1]):
-            sample = order[position]
             length = edge
             if edge == 0:
-                length = np.int64(lengths[sample])
+                length = np.int64(lengths[position])
                 if length < longest:
                     length = longest
                 elif multiple_of > 1:
                     length = (length + multiple_of - 1) // multiple_of * multiple_of
             extra = np.int64(0)
             if anchors.size:
-                extra = np.int64(anchors[sample])
+                extra = np.int64(anchors[order[position]])
             size = position - start + 1
             if size > 1 and (
                 size * length > token_budget
@@ -162,7 +161,7 @@ def _close(
                 start = position
                 num_anchors = np.int64(0)
                 if edge == 0:
-                    length = np.int64(lengths[sample])
+                    length = np.int64(lengths[position])
                     if multiple_of > 1:
                         length = (length + multiple_of - 1) // multiple_of * multiple_of
             longest = length

@@ -106,7 +106,7 @@ def _lay_out(
     full, short = mix_steps(
         config.mixing,
         num_samples=batches.num_samples,
-        real_tokens=_sums(batches.order, screened.lengths, batches.offsets, 1),
+        real_tokens=_sums(batches.lengths, batches.offsets, 1),
         padded_lengths=batches.padded_lengths,
         micro_batches_per_step=config.micro_batches_per_step,
         rng=random_stream(seed, epoch, MIX),
@@ -124,9 +124,9 @@ def _lay_out(
         batches, full = _without(batches, short, full)
         short = short[:0]
     steps, weights = _steps(full, short, batches.padded_lengths.size, config)
-    real_tokens = _sums(batches.order, screened.lengths, batches.offsets, 1)
+    real_tokens = _sums(batches.lengths, batches.offsets, 1)
     slot_lengths = (
-        _sums(batches.order, screened.lengths, batches.offsets, 2)
+        _sums(batches.lengths, batches.offsets, 2)
         if batches.packed
         else batches.rows * batches.padded_lengths**2
     )
@@ -222,14 +222,14 @@ def _drops(kind: str, config: BatchingConfig) -> bool:
 def _batch_sums(batches: Batches, values: NDArray[np.integer] | None) -> NDArray[np.int64]:
     if values is None:
         return np.zeros_like(batches.padded_lengths)
-    return _sums(batches.order, values, batches.offsets, 1)
+    return _sums(values[batches.order], batches.offsets, 1)
 
 
 @compiled
-def _sums(order, values, offsets, power):
+def _sums(values, offsets, power):
     sums = np.zeros(offsets.size - 1, dtype=np.int64)
     for index in range(sums.size):
         for place in range(offsets[index], offsets[index + 1]):
-            value = np.int64(values[order[place]])
+            value = np.int64(values[place])
             sums[index] += value if power == 1 else value * value
     return sums

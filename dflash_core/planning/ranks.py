@@ -39,7 +39,7 @@ def assign_ranks(
     num_steps, per_step = steps.shape
     accumulation = -(-per_step // world_size)
     if mixing == "diverse":
-        placed = _balance(steps, costs, accumulation, world_size)
+        placed = _balance(_heaviest_first(steps, costs), costs, accumulation, world_size)
     else:
         idle = np.full((num_steps, accumulation * world_size - per_step), -1, dtype=np.int64)
         placed = np.concatenate([steps, idle], axis=1)
@@ -49,6 +49,12 @@ def assign_ranks(
     return np.take_along_axis(placed, turn[:, None, :], axis=2)
 
 
+def _heaviest_first(steps: NDArray[np.int64], costs: NDArray[np.int64]) -> NDArray[np.int64]:
+    # Idle places are dearer than nothing, so they end up last.
+    price = np.where(steps >= 0, -costs[steps], 1)
+    return np.take_along_axis(steps, np.argsort(price, axis=1, kind="stable"), axis=1)
+
+
 @compiled
 def _balance(steps, costs, accumulation, world_size):
     num_steps = steps.shape[0]
@@ -56,12 +62,15 @@ def _balance(steps, costs, accumulation, world_size):
     held = np.zeros(world_size, dtype=np.int64)
     loads = np.zeros(world_size, dtype=np.int64)
     for step in range(num_steps):
-        members = steps[step][steps[step] >= 0]
-        members = members[np.argsort(-costs[members], kind="mergesort")]
-        room = (members.size + world_size - 1) // world_size
-        held[:] = 0
-        loads[:] = 0
-        for member in members:
+        size = 0
+        while size < steps.shape[1] and steps[step, size] >= 0:
+            size += 1
+        room = (size + world_size - 1) // world_size
+        for rank in range(world_size):
+            held[rank] = 0
+            loads[rank] = 0
+        for place in range(size):
+            member = steps[step, place]
             rank = -1
             for other in range(world_size):
                 if held[other] < room and (rank < 0 or loads[other] < loads[rank]):

@@ -7,7 +7,7 @@ from dflash_core.compiled import compiled
 
 __all__ = ["random_stream", "shuffle_segments", "shuffled", "sort_pools"]
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 CHUNK = 1 << 18
 
 
@@ -42,17 +42,19 @@ def shuffle_segments(
             _fisher_yates(segment[low:high], rng.random(high - low))
 
 
-def sort_pools(
-    order: NDArray[np.int32], lengths: NDArray[np.int32], pool_size: int
-) -> NDArray[np.int32]:
-    """Sort consecutive pools of ``order`` by length, stably, every second one descending.
+def sort_pools(order: NDArray[np.int32], ordered: NDArray[np.int32], pool_size: int) -> None:
+    """Sort consecutive pools by length in place, stably, every second one descending.
 
     Neighbouring pools then meet at like lengths, so micro-batches run on across their border.
+
+    Args:
+        order: Sample indices, shape ``(num_samples,)``.
+        ordered: Their lengths, same shape; sorted along.
+        pool_size: Samples of a pool.
     """
     if order.size:
-        low, high = int(lengths.min()), int(lengths.max())
-        _radix_pools(order, lengths, min(pool_size, order.size), low, (high - low).bit_length())
-    return order
+        low, high = int(ordered.min()), int(ordered.max())
+        _radix_pools(order, ordered, min(pool_size, order.size), low, (high - low).bit_length())
 
 
 def _deal(
@@ -88,7 +90,7 @@ def _fisher_yates(segment, draws):
 
 
 @compiled
-def _radix_pools(order, lengths, pool_size, low, num_bits):
+def _radix_pools(order, ordered, pool_size, low, num_bits):
     num_passes = max((num_bits + 7) // 8, 1)
     digit_bits = max((num_bits + num_passes - 1) // num_passes, 1)
     mask = (1 << digit_bits) - 1
@@ -100,11 +102,12 @@ def _radix_pools(order, lengths, pool_size, low, num_bits):
         size = min(pool_size, order.size - start)
         for position in range(size):
             values[0, position] = order[start + position]
-            keys[0, position] = lengths[order[start + position]] - low
+            keys[0, position] = ordered[start + position] - low
         side = 0
         for number in range(num_passes):
             shift = number * digit_bits
-            heads[:] = 0
+            for digit in range(mask + 2):
+                heads[digit] = 0
             for position in range(size):
                 heads[((keys[side, position] >> shift) & mask) + 1] += 1
             for digit in range(1, mask + 2):
@@ -118,3 +121,4 @@ def _radix_pools(order, lengths, pool_size, low, num_bits):
         for position in range(size):
             source = size - 1 - position if pool % 2 else position
             order[start + position] = values[side, source]
+            ordered[start + position] = keys[side, source] + low

@@ -11,12 +11,15 @@ from dflash_core.planning.shuffling import shuffle_segments
 
 __all__ = ["bucket_edges", "plan_bucketed"]
 
+TABLE_LIMIT = 1 << 20
+
 
 def plan_bucketed(samples: Samples, config: BatchingConfig, rng: np.random.Generator) -> Batches:
     """Deal samples to buckets, shuffle each, and fill greedily."""
     edges = bucket_edges(samples.lengths, config)
-    table = _bucket_table(edges, int(samples.lengths.max()))
-    order, groups = _split(samples.lengths, edges, table)
+    buckets = _buckets(samples.lengths, edges)
+    groups = np.concatenate([[0], np.cumsum(np.bincount(buckets, minlength=edges.size))])
+    order = _deal(buckets, groups)
     shuffle_segments(order, groups, rng)
     return close_batches(
         order, samples, config, groups=groups, edges=edges if config.pad_to == "edge" else None
@@ -39,30 +42,20 @@ def bucket_edges(lengths: NDArray[np.int32], config: BatchingConfig) -> NDArray[
     return np.array(fit_bucket_edges(lengths, settings).edges, dtype=np.int64)
 
 
-def _bucket_table(edges: NDArray[np.int64], longest: int) -> NDArray[np.uint8]:
+def _buckets(lengths: NDArray[np.int32], edges: NDArray[np.int64]) -> NDArray[np.uint8]:
+    longest = int(lengths.max())
+    if longest >= TABLE_LIMIT:
+        return np.searchsorted(edges, lengths).astype(np.uint8)
     # Looking a short length up is several times faster than searching for it.
-    if longest >= 1 << 20:
-        return np.empty(0, dtype=np.uint8)
-    return np.searchsorted(edges, np.arange(longest + 1)).astype(np.uint8)
+    return np.searchsorted(edges, np.arange(longest + 1)).astype(np.uint8)[lengths]
 
 
 @compiled
-def _split(lengths, edges, table):
-    groups = np.zeros(edges.size + 1, dtype=np.int64)
-    for sample in range(lengths.size):
-        if table.size:
-            groups[table[lengths[sample]] + 1] += 1
-        else:
-            groups[np.searchsorted(edges, lengths[sample]) + 1] += 1
-    for bucket in range(edges.size):
-        groups[bucket + 1] += groups[bucket]
+def _deal(buckets, groups):
     heads = groups.copy()
-    order = np.empty(lengths.size, dtype=np.int32)
-    for sample in range(lengths.size):
-        if table.size:
-            bucket = np.int64(table[lengths[sample]])
-        else:
-            bucket = np.int64(np.searchsorted(edges, lengths[sample]))
+    order = np.empty(buckets.size, dtype=np.int32)
+    for sample in range(buckets.size):
+        bucket = buckets[sample]
         order[heads[bucket]] = sample
         heads[bucket] += 1
-    return order, groups
+    return order

@@ -43,7 +43,8 @@ def plan_packed(samples: Samples, config: BatchingConfig, rng: np.random.Generat
         offsets,
     )
     padded = -(-row_tokens // config.multiple_of) * config.multiple_of
-    return Batches(order, offsets[: count + 1].copy(), padded, packed=True)
+    ordered = samples.lengths[order]
+    return Batches(order, ordered, offsets[: count + 1].copy(), padded, packed=True)
 
 
 def _classes(lengths: NDArray[np.int32], sizes: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -64,6 +65,19 @@ def _by_class(stream, classes, counts):
         listed[heads[classes[sample]]] = sample
         heads[classes[sample]] += 1
     return listed
+
+
+@compiled
+def _fitting(sizes, gap):
+    """Return how many classes are no longer than the gap."""
+    low, high = 0, sizes.size
+    while low < high:
+        middle = (low + high) // 2
+        if sizes[middle] <= gap:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @compiled
@@ -91,7 +105,7 @@ def _first_half_of_pair(stream, position, used, classes, sizes, left, below, gap
         rest = gap - sizes[number]
         if used[sample] or rest < sizes[0]:
             continue
-        other = _in_stock(below, np.searchsorted(sizes, rest, side="right"))
+        other = _in_stock(below, _fitting(sizes, rest))
         if other and sizes[other - 1] == rest and (other - 1 != number or left[number] > 1):
             return sample
     return -1
@@ -119,13 +133,15 @@ def _pack(
     heads = np.zeros(sizes.size, dtype=np.int64)
     for number in range(1, sizes.size):
         heads[number] = heads[number - 1] + counts[number - 1]
-    remaining = (sizes * counts).sum()
+    remaining = np.int64(0)
+    for number in range(sizes.size):
+        remaining += sizes[number] * counts[number]
     offsets[0] = 0
     filled, position, count = 0, 0, 0
     gap, num_anchors = capacity, np.int64(0)
     while filled < stream.size:
         sample = -1
-        fitting = _in_stock(below, np.searchsorted(sizes, gap, side="right"))
+        fitting = _in_stock(below, _fitting(sizes, gap))
         if fitting:
             while used[stream[position]]:
                 position += 1

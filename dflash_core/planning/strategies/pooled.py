@@ -16,5 +16,7 @@ __all__ = ["plan_pooled"]
 
 def plan_pooled(samples: Samples, config: BatchingConfig, rng: np.random.Generator) -> Batches:
     """Shuffle, sort inside pools of ``pool_size`` samples, and fill greedily."""
-    order = sort_pools(shuffled(samples.lengths.size, rng), samples.lengths, config.pool_size)
-    return close_batches(order, samples, config)
+    order = shuffled(samples.lengths.size, rng)
+    ordered = samples.lengths[order]
+    sort_pools(order, ordered, config.pool_size)
+    return close_batches(order, samples, config, lengths=ordered)

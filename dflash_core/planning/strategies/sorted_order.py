@@ -13,4 +13,6 @@ def plan_sorted(samples: Samples, config: BatchingConfig, rng: np.random.Generat
     """Sort by length and fill greedily; ties stay in sample order."""
     del rng  # fixed composition
     order = np.arange(samples.lengths.size, dtype=np.int32)
-    return close_batches(sort_pools(order, samples.lengths, order.size), samples, config)
+    ordered = samples.lengths.copy()
+    sort_pools(order, ordered, order.size)
+    return close_batches(order, samples, config, lengths=ordered)

@@ -76,11 +76,14 @@ def test_sorted_is_a_stable_sort_filled_greedily(lengths):
 @given(st.lists(st.integers(1, 2**31 - 2), min_size=1, max_size=60), st.integers(1, 70))
 def test_pools_are_sorted_stably_up_and_down_by_turns(lengths, pool_size):
     order = np.random.default_rng(0).permutation(len(lengths)).astype(np.int32)
+    ordered = np.array(lengths, np.int32)[order]
     slow = []
     for number, start in enumerate(range(0, len(order), pool_size)):
         pool = sorted(order[start : start + pool_size], key=lambda sample: lengths[sample])
         slow += pool[::-1] if number % 2 else pool
-    assert sort_pools(order, np.array(lengths, np.int32), pool_size).tolist() == slow
+    sort_pools(order, ordered, pool_size)
+    assert order.tolist() == slow
+    assert ordered.tolist() == [lengths[sample] for sample in slow]
 
 
 def test_every_permutation_is_equally_likely():
