@@ -26,25 +26,32 @@ def plan_packed(samples: Samples, config: BatchingConfig, rng: np.random.Generat
     histogram = histogram_of(samples.lengths)
     stream = shuffled(samples.lengths.size, rng)
     classes = _classes(samples.lengths, histogram.lengths)
-    capacity = config.token_budget // config.multiple_of * config.multiple_of
+    listed = _by_class(stream, classes, _starts(histogram.counts))
     offsets = np.empty(samples.lengths.size + 1, dtype=np.int64)
-    order, count, row_tokens = _pack(
+    order, count = _pack(
         stream,
-        _by_class(stream, classes, histogram.counts),
+        listed,
+        _starts(histogram.counts),
         classes,
         histogram.lengths,
-        histogram.counts,
+        histogram.counts.copy(),
         samples.anchors,
-        capacity,
+        config.token_budget // config.multiple_of * config.multiple_of,
         UNLIMITED if config.max_samples is None else config.max_samples,
         UNLIMITED if config.anchor_budget is None else config.anchor_budget,
         histogram.total_tokens // stream.size,
-        min(TAIL_ROWS * capacity, histogram.total_tokens // 50),
+        min(TAIL_ROWS * config.token_budget, histogram.total_tokens // 50),
+        histogram.total_tokens,
         offsets,
     )
-    padded = -(-row_tokens // config.multiple_of) * config.multiple_of
     ordered = samples.lengths[order]
+    row_tokens = np.add.reduceat(ordered, offsets[:count], dtype=np.int64)
+    padded = -(-row_tokens // config.multiple_of) * config.multiple_of
     return Batches(order, ordered, offsets[: count + 1].copy(), padded, packed=True)
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts[:-1])])
 
 
 def _classes(lengths: NDArray[np.int32], sizes: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -56,10 +63,7 @@ def _classes(lengths: NDArray[np.int32], sizes: NDArray[np.int64]) -> NDArray[np
 
 
 @compiled
-def _by_class(stream, classes, counts):
-    heads = np.zeros(counts.size, dtype=np.int64)
-    for number in range(1, counts.size):
-        heads[number] = heads[number - 1] + counts[number - 1]
+def _by_class(stream, classes, heads):
     listed = np.empty_like(stream)
     for sample in stream:
         listed[heads[classes[sample]]] = sample
@@ -115,53 +119,45 @@ def _first_half_of_pair(stream, position, used, classes, sizes, left, below, gap
 def _pack(
     stream,
     listed,
+    heads,
     classes,
     sizes,
-    counts,
+    left,
     anchors,
     capacity,
     max_samples,
     anchor_budget,
     mean,
     tail_tokens,
+    remaining,
     offsets,
 ):
     order = np.empty_like(stream)
     used = np.zeros(stream.size, dtype=np.uint8)
-    left = counts.copy()
     below = np.arange(sizes.size + 1)
-    heads = np.zeros(sizes.size, dtype=np.int64)
-    for number in range(1, sizes.size):
-        heads[number] = heads[number - 1] + counts[number - 1]
-    remaining = np.int64(0)
-    for number in range(sizes.size):
-        remaining += sizes[number] * counts[number]
     offsets[0] = 0
     filled, position, count = 0, 0, 0
     gap, num_anchors = capacity, np.int64(0)
     while filled < stream.size:
+        while used[stream[position]]:
+            position += 1
         sample = -1
         fitting = _in_stock(below, _fitting(sizes, gap))
         if fitting:
-            while used[stream[position]]:
-                position += 1
-            drawn = stream[position]
-            if remaining > tail_tokens and gap - sizes[classes[drawn]] >= mean:
-                sample = drawn
-            else:
-                if remaining > tail_tokens and sizes[fitting - 1] != gap:
-                    sample = _first_half_of_pair(
-                        stream, position, used, classes, sizes, left, below, gap
-                    )
-                if sample < 0:
-                    sample = _first_of(fitting - 1, heads, listed, used)
+            if remaining > tail_tokens and gap - sizes[classes[stream[position]]] >= mean:
+                sample = stream[position]
+            elif remaining > tail_tokens and sizes[fitting - 1] != gap:
+                sample = _first_half_of_pair(
+                    stream, position, used, classes, sizes, left, below, gap
+                )
+            if sample < 0:
+                sample = _first_of(fitting - 1, heads, listed, used)
         extra = np.int64(0)
         if sample >= 0 and anchors.size:
             extra = np.int64(anchors[sample])
         size = filled - offsets[count]
-        if sample < 0 or (
-            size > 0 and (size == max_samples or num_anchors + extra > anchor_budget)
-        ):
+        full = size > 0 and (size == max_samples or num_anchors + extra > anchor_budget)
+        if sample < 0 or full:
             count += 1
             offsets[count] = filled
             gap, num_anchors = capacity, np.int64(0)
@@ -176,10 +172,5 @@ def _pack(
         gap -= sizes[number]
         num_anchors += extra
         remaining -= sizes[number]
-    count += 1
-    offsets[count] = filled
-    tokens = np.zeros(count, dtype=np.int64)
-    for row in range(count):
-        for place in range(offsets[row], offsets[row + 1]):
-            tokens[row] += sizes[classes[order[place]]]
-    return order, count, tokens
+    offsets[count + 1] = filled
+    return order, count + 1
