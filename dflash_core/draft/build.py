@@ -290,8 +290,8 @@ def _embedding_scale(target: TargetLike) -> float:
 
 
 def _output_multiplier(text: Any) -> float:
-    scaling = getattr(text, "logits_scaling", None)
-    return 1.0 if not scaling else 1.0 / float(scaling)
+    divisor = getattr(text, "logits_scaling", None) or 1.0
+    return float(getattr(text, "logit_scale", None) or 1.0) / float(divisor)
 
 
 def _control_ids(target: TargetLike) -> dict[int, str]:

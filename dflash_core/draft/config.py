@@ -45,5 +45,7 @@ class LossConfig(FrozenModel):
     """Decay length of slot weights; by block size when not given (16: 7, 10: 5, 8: 4)."""
     dpace_alpha: float = Field(default=0.5, ge=0, le=1)
     """Smoothing of D-PACE."""
+    attention: Literal["sliced", "flex"] = "sliced"
+    """Attention in training: SDPA over slices of like context, or FlexAttention (for GPUs)."""
     chunk_anchors: int = Field(default=256, ge=1)
     """Anchors whose logits are in memory at the same time."""

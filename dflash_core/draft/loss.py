@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from dflash_core.draft.attention import SlicedAttention
 from dflash_core.draft.batch import DraftBatch
 from dflash_core.draft.config import LossConfig
+from dflash_core.draft.flex import FlexAttention
 from dflash_core.draft.model import Attend, DraftModel
 from dflash_core.errors import ConfigError
 
@@ -127,7 +128,6 @@ def draft_loss(
     embedding_VD: Tensor,
     head_VD: Tensor,
     final_hidden_BTD: Tensor | None = None,
-    attend: Attend | None = None,
 ) -> DraftLoss:
     """Run the drafter on a micro-batch and sum its loss.
 
@@ -139,15 +139,20 @@ def draft_loss(
         embedding_VD: The target's embedding rows.
         head_VD: The target's head; a reduced draft vocabulary reads its own rows of it.
         final_hidden_BTD: What the target's head reads, for distillation.
-        attend: Attention over context and block; sliced SDPA when not given.
 
     Raises:
-        ConfigError: Distillation without the target's final hidden states.
+        ConfigError: Distillation without the target's final hidden states, or FlexAttention on a
+            CPU.
     """
     if config.kind == "forward_kl" and final_hidden_BTD is None:
         raise ConfigError("loss.kind 'forward_kl' needs the target's final hidden states")
+    if config.attention == "flex" and not features_BTF.is_cuda:
+        raise ConfigError(
+            "loss.attention 'flex' has no gradient on a CPU; set loss.attention to 'sliced'"
+        )
     if batch.num_anchors == 0:
         return _nothing(model, batch)
+    attend = FlexAttention(batch, model.spec) if config.attention == "flex" else None
     hidden_NKD = draft_hidden(model, embedding_VD, features_BTF, batch, attend)
     teacher_NKD = None
     if config.kind == "forward_kl" and final_hidden_BTD is not None:
@@ -224,13 +229,13 @@ class _ChunkedLoss(torch.autograd.Function):
             correct[rows] = correct[rows].masked_scatter(scored, logits_PV.argmax(-1) == labels_P)
             if config.kind == "dpace":
                 weight[rows] = dpace_weights(torch.exp(-loss[rows]), scored, config.dpace_alpha)
-            slope_PV = _logit_slope(
-                model, logits_PV, normalizer_P1, labels_P, soft_PV, weight[rows][scored]
-            )
-            gradient_PD = slope_PV.to(head_VD.dtype) @ head_VD
-            gradient[rows] = gradient[rows].masked_scatter(
-                scored[..., None], gradient_PD.to(gradient.dtype)
-            )
+            if ctx.needs_input_grad[0]:
+                weight_P = weight[rows][scored]
+                slope_PV = _logit_slope(
+                    model, logits_PV, normalizer_P1, labels_P, soft_PV, weight_P
+                )
+                gradient_PD = (slope_PV.to(head_VD.dtype) @ head_VD).to(gradient.dtype)
+                gradient[rows] = gradient[rows].masked_scatter(scored[..., None], gradient_PD)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(weight, loss, correct)
         return (weight.double() * loss.double()).sum(), weight, loss, correct

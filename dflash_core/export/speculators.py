@@ -10,16 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dflash_core.decoding.speculative import check_pair
 from dflash_core.draft.build import TargetLike
 from dflash_core.draft.model import DraftModel
 from dflash_core.draft.spec import DraftSpec
+from dflash_core.errors import DraftError
 from dflash_core.export.zlab import zlab_config
 
 __all__ = ["speculators_config", "speculators_tensors"]
 
 
 def speculators_config(spec: DraftSpec, target: TargetLike, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the content of ``config.json``."""
+    """Return the content of ``config.json``.
+
+    Raises:
+        DraftError: The drafter has a trait that the layout has no field for.
+    """
+    _check_traits(spec)
     layer = zlab_config(spec, dtype)
     for key in ("architectures", "block_size", "dflash_config", "num_target_layers", "is_causal"):
         layer.pop(key, None)
@@ -50,8 +57,24 @@ def speculators_config(spec: DraftSpec, target: TargetLike, dtype: torch.dtype) 
     }
 
 
+def _check_traits(spec: DraftSpec) -> None:
+    traits = {
+        "causal full-attention layers": bool(spec.is_causal)
+        and "full_attention" in spec.layer_types,
+        "input_embedding_scale": spec.input_embedding_scale != 1.0,
+        "output_multiplier": spec.output_multiplier != 1.0,
+        "final_logit_softcapping": spec.final_logit_softcapping is not None,
+    }
+    for trait, present in traits.items():
+        if present:
+            raise DraftError(
+                f"the speculators layout has no field for {trait}; export in the zlab layout"
+            )
+
+
 def speculators_tensors(drafter: DraftModel, target: TargetLike) -> dict[str, Tensor]:
     """Return every tensor of the layout."""
+    check_pair(target, drafter)
     tensors: dict[str, Tensor] = dict(drafter.state_dict())
     tensors["embed_tokens.weight"] = target.input_embeddings.weight
     tensors["lm_head.weight"] = drafter.head_weight(target.lm_head.weight)

@@ -1,11 +1,19 @@
-"""The mask against nested loops; sliced attention against the dense mask."""
+"""The mask against nested loops; sliced and flex attention against the dense mask."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from dflash_core.draft import LossConfig, draft_loss
 from dflash_core.draft.attention import SlicedAttention, dense_mask
-from tests.dflash_core.draft.parts import batch_of, document, small_drafter, small_target
+from dflash_core.draft.flex import FlexAttention
+from tests.dflash_core.draft.parts import (
+    batch_of,
+    document,
+    random_features,
+    small_drafter,
+    small_target,
+)
 
 ROWS = [
     [document(40, seed=1), document(9, prompt=2, seed=2)],
@@ -67,7 +75,7 @@ def test_sliced_attention_equals_the_dense_mask(drafter, layer, density):
     shapes = [(n, k, 4, 8), (n, k, 2, 8), (n, k, 2, 8), (m, 2, 8), (m, 2, 8)]
     leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     query, key, value, context_key, context_value = leaves
-    sliced = SlicedAttention(batch, drafter.spec)(
+    found = SlicedAttention(batch, drafter.spec)(
         query, (key, value), (context_key, context_value), layer
     )
     keys = torch.cat([context_key, key.flatten(0, 1)]).repeat_interleave(2, dim=1)
@@ -79,11 +87,47 @@ def test_sliced_attention_equals_the_dense_mask(drafter, layer, density):
         attn_mask=dense_mask(batch, drafter.spec, layer),
     )
     dense = dense.transpose(0, 1).unflatten(0, (n, k))
-    torch.testing.assert_close(sliced, dense, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(found, dense, atol=1e-12, rtol=1e-10)
     upstream = torch.randn_like(dense)
     for ours, theirs in zip(
-        torch.autograd.grad(sliced, leaves, upstream),
+        torch.autograd.grad(found, leaves, upstream),
         torch.autograd.grad(dense, leaves, upstream),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_attention_equals_the_sliced_one(drafter, layer):
+    """In float32 on a CPU, where FlexAttention has no gradient; sums in another order."""
+    batch = batch_of(ROWS, padded_length=70)
+    n, m = batch.num_anchors, len(batch.context_index_M)
+    torch.manual_seed(0)
+    shapes = [(n, 4, 4, 8), (n, 4, 2, 8), (n, 4, 2, 8), (m, 2, 8), (m, 2, 8)]
+    query, key, value, context_key, context_value = (torch.randn(shape) for shape in shapes)
+    given = (query, (key, value), (context_key, context_value), layer)
+    flex = FlexAttention(batch, drafter.spec)(*given)
+    torch.testing.assert_close(flex, SlicedAttention(batch, drafter.spec)(*given))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_flex_and_sliced_losses_agree_on_a_gpu():
+    """Value and gradient of one step; float32 kernels sum in another order."""
+    target = small_target(hidden_size=64, head_dim=16)
+    model = small_drafter(target).cuda()
+    batch = batch_of(ROWS, padded_length=70)
+    features = random_features(batch, model.spec).cuda()
+    weights = {
+        "embedding_VD": target.input_embeddings.weight.cuda(),
+        "head_VD": target.lm_head.weight.cuda(),
+    }
+    results = []
+    for form in ("sliced", "flex"):
+        loss = draft_loss(
+            model, features, batch.to("cuda"), LossConfig(attention=form), **weights
+        ).loss_sum
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    for sliced, flex in zip(*results, strict=True):
+        torch.testing.assert_close(flex, sliced, rtol=1e-3, atol=1e-3)

@@ -2,12 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from dflash_core.draft import LossConfig, draft_hidden, draft_loss
+from dflash_core.draft.loss import DraftLoss, decay_gamma, expected_acceptance
+from dflash_core.errors import ConfigError
 from tests.dflash_core.draft.parts import (
+    VOCABULARY,
     batch_of,
     document,
     random_features,
@@ -82,3 +86,124 @@ def test_loss_and_gradient_equal_the_plain_version(kind, cap):
     theirs = torch.autograd.grad(plain, list(model.parameters()))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def gradients(model, loss):
+    return torch.autograd.grad(loss.loss_sum, list(model.parameters()))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_two_samples_together_are_the_sum_of_the_two_apart(packed):
+    """In float64, whatever row, padding or order they come in: only sums are reordered."""
+    target = small_target()
+    model = small_drafter(target, double=True)
+    first, second = document(40, seed=1), document(23, seed=3)
+    rows = [[first, second]] if packed else [[second], [first]]
+    together, *_ = run(model, target, rows, padded_length=90)
+    apart = [run(model, target, [[sample]])[0] for sample in (first, second)]
+    torch.testing.assert_close(together.loss_sum, apart[0].loss_sum + apart[1].loss_sum)
+    torch.testing.assert_close(together.by_position, apart[0].by_position + apart[1].by_position)
+    pairs = zip(*(gradients(model, loss) for loss in (together, *apart)), strict=True)
+    for whole, one, other in pairs:
+        torch.testing.assert_close(whole, one + other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_token_from_the_anchor_on_reaches_its_block(seed, packed):
+    """Change a document's tokens from an anchor on: blocks there and before keep their logits.
+
+    The anchor's own embedding is the one legal way in, so its token is left alone for its block.
+    """
+    target = small_target()
+    model = small_drafter(target)
+    other, sample = document(31, seed=50 + seed), document(45, seed=seed)
+    rows = [[other, sample]] if packed else [[other], [sample]]
+    batch = batch_of(rows)
+    features = random_features(batch, model.spec)
+    embedding = target.input_embeddings.weight
+    before = draft_hidden(model, embedding, features, batch)
+    chosen = batch.num_anchors - 1 - seed
+    row, column = int(batch.anchor_rows_N[chosen]), int(batch.anchor_columns_N[chosen])
+    disturbed = features.clone()
+    disturbed[row, column:] += 7 * torch.randn_like(disturbed[row, column:])
+    after = draft_hidden(model, embedding, disturbed, batch)
+    same_row = batch.anchor_rows_N == row
+    untouched = ~same_row | (batch.anchor_columns_N <= column)
+    torch.testing.assert_close(after[untouched], before[untouched], rtol=0, atol=0)
+    later = same_row & (batch.anchor_columns_N > column)
+    assert not later.any() or not torch.allclose(after[later], before[later])
+
+
+def test_a_batch_without_anchors_has_a_zero_loss_with_zero_gradients():
+    target = small_target()
+    model = small_drafter(target)
+    batch = batch_of([[document(9, prompt=9)]])
+    features = random_features(batch, model.spec)
+    loss = draft_loss(model, features, batch, CHUNKED, **weights(target, double=False))
+    assert (float(loss.loss_sum.detach()), float(loss.weight_sum)) == (0.0, 0.0)
+    assert float(loss.by_position.sum()) == 0.0
+    assert all(float(gradient.abs().sum()) == 0.0 for gradient in gradients(model, loss))
+
+
+def test_a_reduced_vocabulary_scores_what_it_has_and_counts_the_rest_as_wrong():
+    target = small_target()
+    ids = np.arange(0, VOCABULARY, 2)
+    model = small_drafter(target, draft_vocab_size=len(ids), draft_token_ids=ids)
+    loss, batch, *_ = run(model.double(), target, ROWS)
+    even = (batch.labels_NK % 2 == 0) & batch.valid_NK
+    assert torch.equal(loss.scored_NK, even)
+    assert torch.equal(loss.valid_NK, batch.valid_NK)
+    assert not loss.correct_NK[~even].any()
+    assert float(loss.weight_NK[~even].sum()) == 0.0
+
+
+def test_the_whole_vocabulary_as_a_reduced_one_changes_nothing():
+    target = small_target()
+    reduced = small_drafter(
+        target, double=True, draft_vocab_size=VOCABULARY, draft_token_ids=np.arange(VOCABULARY)
+    )
+    full = small_drafter(target, double=True)
+    full.load_state_dict(reduced.state_dict())
+    one, other = (run(model, target, ROWS)[0] for model in (reduced, full))
+    assert torch.equal(one.loss_sum, other.loss_sum)
+
+
+def test_expected_acceptance_is_the_mean_leading_run_with_the_bonus():
+    """Blocks of 4: all right; right, wrong, right; cut after two slots, both right."""
+    correct = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]]).bool()
+    valid = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 0]]).bool()
+    zeros = torch.zeros(3, 4)
+    loss = DraftLoss(zeros.sum(), zeros, zeros, correct, valid, valid)
+    # Reached: 3 blocks at slot 1, 3 at slot 2, 2 at slot 3; run: 3, 2, 1.
+    assert expected_acceptance(loss.by_position) == pytest.approx(1 + 3 / 3 + 2 / 3 + 1 / 2)
+
+
+def test_distillation_without_final_hidden_states_is_refused():
+    target = small_target()
+    model = small_drafter(target)
+    batch = batch_of(ROWS)
+    features = random_features(batch, model.spec)
+    with pytest.raises(ConfigError, match="forward_kl"):
+        config = LossConfig(kind="forward_kl")
+        draft_loss(model, features, batch, config, **weights(target, double=False))
+
+
+@pytest.mark.parametrize(("block_size", "gamma"), [(8, 4), (10, 5), (16, 7)])
+def test_decay_is_the_published_one(block_size, gamma):
+    assert decay_gamma(block_size, LossConfig()) == pytest.approx(gamma)
+
+
+def test_bfloat16_products_stay_near_float32():
+    """Autocast as training uses it: 8 bits of mantissa in every product, sums in float32."""
+    target = small_target()
+    model = small_drafter(target)
+    batch = batch_of(ROWS)
+    features = random_features(batch, model.spec)
+    given = (model, features, batch, CHUNKED)
+    exact = draft_loss(*given, **weights(target, double=False))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = draft_loss(*given, **weights(target, double=False))
+    torch.testing.assert_close(rough.loss_sum, exact.loss_sum, rtol=0.02, atol=0.0)
+    for ours, theirs in zip(gradients(model, rough), gradients(model, exact), strict=True):
+        assert float((ours - theirs).norm()) < 0.1 * float(theirs.norm()) + 1e-3

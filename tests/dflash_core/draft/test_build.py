@@ -1,0 +1,100 @@
+"""A new drafter's shape comes from its target; what does not fit is refused in one sentence."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from dflash_core.draft import (
+    DraftConfig,
+    LossConfig,
+    build_drafter,
+    draft_loss,
+    draft_spec,
+    frequent_tokens,
+)
+from dflash_core.errors import DraftError
+from tests.dflash_core.draft.parts import (
+    MASK,
+    VOCABULARY,
+    batch_of,
+    document,
+    random_features,
+    small_target,
+)
+
+
+def config(**overrides):
+    return DraftConfig(**{"num_layers": 1, "block_size": 4, "mask_token_id": MASK} | overrides)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("loudness", [0.05, 1.0])
+def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(tied, loudness):
+    """Also where the head is loud, and where it reads the mask token's own embedding."""
+    target = small_target(tie_word_embeddings=tied, initializer_range=loudness)
+    with torch.no_grad():
+        target.model.model.norm.weight.fill_(3.0)
+    model = build_drafter(config(num_layers=2), target)
+    batch = batch_of([[document(60)]])
+    features = random_features(batch, model.spec)
+    weights = {
+        "embedding_VD": target.input_embeddings.weight,
+        "head_VD": target.lm_head.weight,
+    }
+    loss = draft_loss(model, features, batch, LossConfig(), **weights)
+    assert float(loss.loss_sum.detach() / loss.weight_sum) < math.log(VOCABULARY) + 2
+
+
+def test_weights_are_a_function_of_the_seed():
+    target = small_target()
+    one, same, other = (build_drafter(config(), target, seed=s) for s in (3, 3, 4))
+    assert torch.equal(one.fc.weight, same.fc.weight)
+    assert not torch.equal(one.fc.weight, other.fc.weight)
+
+
+def test_the_state_has_the_published_names_and_nothing_of_the_target():
+    names = set(build_drafter(config(num_layers=5), small_target()).state_dict())
+    assert len(names) == 3 + 11 * 5
+    assert not {name for name in names if "embed" in name or "head" in name or "rotary" in name}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"mask_token_id": 1}, r"mask token 1 is the target's eos token.*draft\.mask_token_id"),
+        ({"mask_token_id": 500}, "mask token 500 is outside the target's 97 embedding rows"),
+        ({"mask_token_id": None}, r"no reserved token.*draft\.mask_token_id"),
+        ({"num_key_value_heads": 3}, r"no multiple of num_key_value_heads 3"),
+        ({"layer_types": ("full_attention",) * 2}, r"names 2 layers but num_layers is 1"),
+        ({"layer_types": ("sliding_attention",)}, r"draft\.sliding_window"),
+        ({"draft_vocab_size": 98}, "draft_vocab_size 98 is over the vocabulary of 97"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused(overrides, sentence):
+    with pytest.raises(DraftError, match=sentence):
+        draft_spec(config(**overrides), small_target())
+
+
+def test_a_layer_named_twice_is_refused():
+    with pytest.raises(DraftError, match=r"repeats a layer.*target\.layer_ids"):
+        draft_spec(config(), small_target(layer_ids=(1, 1)))
+
+
+def test_a_layer_that_does_not_exist_is_refused():
+    with pytest.raises(DraftError, match=r"leaves the target's 4 layers.*target\.layer_ids"):
+        draft_spec(config(), small_target(layer_ids=(1, 4)))
+
+
+def test_a_block_of_one_is_refused():
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        config(block_size=1)
+
+
+def test_a_reduced_vocabulary_needs_its_ids():
+    with pytest.raises(DraftError, match="needs as many distinct token ids"):
+        build_drafter(config(draft_vocab_size=5), small_target())
+    with pytest.raises(DraftError, match="not between 2 forced ids"):
+        frequent_tokens(np.ones(10, dtype=np.int64), 1, always=(0, 1))

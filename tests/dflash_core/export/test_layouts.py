@@ -1,0 +1,158 @@
+"""What is written, what is refused when read, and the other layout."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_core.errors import DraftError
+from dflash_core.export import export_drafter, load_drafter
+from tests.dflash_core.draft.parts import small_drafter, small_target
+
+
+@pytest.fixture(scope="module")
+def target():
+    return small_target()
+
+
+@pytest.fixture
+def folder(target, tmp_path):
+    return export_drafter(small_drafter(target), tmp_path / "drafter", manifest={"commit": "abc"})
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_tensors(folder, change):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def poison(tensors):
+    tensors["norm.weight"][0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda tensors: tensors.pop("fc.weight"), "lacks tensor fc.weight"),
+        (
+            lambda tensors: tensors.update({"model.fc.weight": tensors.pop("fc.weight")}),
+            "lacks tensor fc.weight",
+        ),
+        (lambda tensors: tensors.update(extra=torch.ones(1)), "has the unknown tensor extra"),
+        (
+            lambda tensors: tensors.update({"norm.weight": torch.ones(7)}),
+            r"norm.weight has shape \(7,\) but config.json says \(32,\)",
+        ),
+        (poison, "norm.weight holds NaN"),
+    ],
+)
+def test_wrong_weights_are_refused(folder, change, sentence):
+    edit_tensors(folder, change)
+    with pytest.raises(DraftError, match=sentence):
+        load_drafter(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dflash_config": {}}, "no dflash_config with a mask_token_id"),
+        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
+        ({"num_target_layers": 2}, "leaves the target's 2 layers"),
+        ({"dflash_config": {"mask_token_id": 96, "block_size": 1}}, "block_size"),
+    ],
+)
+def test_a_wrong_config_is_refused(folder, changes, sentence):
+    edit_config(folder, **changes)
+    with pytest.raises(DraftError, match=sentence):
+        load_drafter(folder)
+
+
+def test_older_checkpoints_are_read(folder):
+    """Block size at the top only, RoPE in the schema of transformers 4."""
+    raw = json.loads((folder / "config.json").read_text())
+    raw["dflash_config"].pop("block_size")
+    raw.pop("rope_parameters")
+    raw["rope_theta"] = 5_000.0
+    (folder / "config.json").write_text(json.dumps(raw))
+    spec = load_drafter(folder).spec
+    assert (spec.block_size, spec.rope_parameters["rope_theta"]) == (4, 5_000.0)
+
+
+def test_the_config_says_what_servers_ask_for(folder):
+    raw = json.loads((folder / "config.json").read_text())
+    assert raw["block_size"] == raw["dflash_config"]["block_size"] == 4
+    assert raw["dflash_config"]["target_layer_ids"] == [0, 2]
+    assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"]
+    assert raw["rope_scaling"] is None
+    assert "auto_map" not in raw
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["metadata"]["commit"] == "abc"
+
+
+def test_weights_that_are_not_finite_are_not_written(target, tmp_path):
+    drafter = small_drafter(target)
+    with torch.no_grad():
+        drafter.fc.weight[0, 0] = float("inf")
+    with pytest.raises(DraftError, match=r"fc\.weight holds NaN or infinity"):
+        export_drafter(drafter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_things_is_not_replaced(target, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DraftError, match="holds other files"):
+        export_drafter(small_drafter(target), tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_speculators_carries_embedding_head_and_the_reduced_vocabulary(target, tmp_path):
+    ids = np.arange(1, 97, 3)
+    drafter = small_drafter(target, draft_vocab_size=len(ids), draft_token_ids=ids)
+    out = export_drafter(drafter, tmp_path / "out", layout="speculators", target=target)
+    raw = json.loads((out / "config.json").read_text())
+    assert raw["aux_hidden_state_layer_ids"] == [1, 3]
+    assert raw["draft_vocab_size"] == len(ids)
+    tensors = load_file(out / "model.safetensors")
+    assert torch.equal(tensors["lm_head.weight"], target.lm_head.weight[ids])
+    assert torch.equal(tensors["embed_tokens.weight"], target.input_embeddings.weight)
+    assert (torch.arange(len(ids)) + tensors["d2t"]).tolist() == ids.tolist()
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == ids.tolist()
+
+
+def test_a_reduced_vocabulary_is_the_whole_one_in_zlab(target, tmp_path):
+    ids = np.arange(1, 97, 3)
+    drafter = small_drafter(target, draft_vocab_size=len(ids), draft_token_ids=ids)
+    out = export_drafter(drafter, tmp_path / "out")
+    assert load_drafter(out).draft_token_ids is None
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["metadata"]["draft_token_ids"] == ids.tolist()
+
+
+@pytest.mark.parametrize("trait", [{"is_causal": True}])
+def test_what_speculators_cannot_say_is_refused(target, tmp_path, trait):
+    with pytest.raises(DraftError, match="no field for causal full-attention layers"):
+        export_drafter(
+            small_drafter(target, **trait), tmp_path / "out", layout="speculators", target=target
+        )
+
+
+def test_speculators_loads_its_layout(target, tmp_path):
+    """Last run with speculators 0.9.0 in an environment of its own; see the module's skip."""
+    speculators = pytest.importorskip("speculators", reason="needs speculators in its own venv")
+    ids = np.arange(1, 97, 3)
+    drafter = small_drafter(target, draft_vocab_size=len(ids), draft_token_ids=ids)
+    out = export_drafter(drafter, tmp_path / "out", layout="speculators", target=target)
+    model = speculators.DFlashDraftModel.from_pretrained(out)
+    state = model.state_dict()
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(state[name], tensor)
+    assert torch.equal(model.d2t + torch.arange(len(ids)), torch.from_numpy(ids))
+    assert model.target_layer_ids == [1, 3]
