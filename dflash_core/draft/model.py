@@ -41,9 +41,9 @@ class DraftModel(nn.Module):
         super().__init__()
         self.spec = spec
         self.fc = nn.Linear(spec.feature_size, spec.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.hidden_norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(spec, index) for index in range(spec.num_layers))
-        self.norm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(spec.to_qwen3())
         self.register_buffer("draft_token_ids", draft_token_ids, persistent=False)
 
@@ -118,6 +118,14 @@ class DraftModel(nn.Module):
         return cos.view(shape), sin.view(shape)
 
 
+class RMSNorm(nn.RMSNorm):
+    """Root mean square norm in the precision of its weight, whatever autocast hands it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed input in the input's precision."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class DraftLayer(nn.Module):
     """One decoder layer; context rows enter only as keys and values."""
 
@@ -125,8 +133,8 @@ class DraftLayer(nn.Module):
         super().__init__()
         self.self_attn = DraftAttention(spec, index)
         self.mlp = DraftMLP(spec)
-        self.input_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
 
     def forward(
         self, hidden_NKD: Tensor, rotary: KeyValue, context: KeyValue, attend: Attend
@@ -151,8 +159,8 @@ class DraftAttention(nn.Module):
         self.k_proj = nn.Linear(width, keys, bias=bias)
         self.v_proj = nn.Linear(width, keys, bias=bias)
         self.o_proj = nn.Linear(queries, width, bias=bias)
-        self.q_norm = nn.RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        self.q_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
+        self.k_norm = RMSNorm(spec.head_dim, eps=spec.rms_norm_eps)
 
     def key_value(self, hidden: Tensor, rotary: KeyValue) -> KeyValue:
         """Return rotated keys and values, shape (..., Hkv, E) each."""

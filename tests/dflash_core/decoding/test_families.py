@@ -34,7 +34,11 @@ FAMILIES = {
     "llama": {"rope_parameters": LLAMA3},
     "qwen2": {},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
-    "qwen3": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 7},
+    "qwen3": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "use_sliding_window": True,
+        "sliding_window": 7,
+    },
     "gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 7, "final_logit_softcapping": 5.0},
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 7},
 }
