@@ -12,6 +12,7 @@ from dflash_core.planning.diversity import DiversityReport, Spread, diversity_of
 from dflash_core.planning.epoch_plan import EpochPlan
 from dflash_core.planning.identity import PLANNER_VERSION, PlanIdentity, changed_ingredients
 from dflash_core.planning.plan import plan_epoch
+from dflash_core.planning.relayout import relayout
 from dflash_core.planning.strategies import STRATEGIES
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "diversity_of",
     "num_anchors",
     "plan_epoch",
+    "relayout",
 ]

@@ -1,0 +1,171 @@
+"""Which split of the ranks, which token and anchor budget? Ranked, with the reason."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import Field
+
+from dflash_core.config import FrozenModel
+from dflash_core.errors import ConfigError, PlanError
+from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch, relayout
+from dflash_core.throughput.cost import CostModel
+from dflash_core.throughput.prediction import Prediction, predict
+from dflash_core.throughput.topology import Split
+from dflash_core.throughput.workload import Workload
+
+__all__ = ["Option", "advise", "splits_of"]
+
+BUDGET_SHARES = (1.0, 0.5, 0.25)
+
+
+class Option(FrozenModel):
+    """One way to run, and what it would give."""
+
+    split: Split
+    """Which ranks do what."""
+    token_budget: int
+    """Most token slots of a micro-batch."""
+    anchor_budget: int | None
+    """Most anchors of a micro-batch."""
+    micro_batches_per_step: int
+    """Micro-batches of a step, more for smaller budgets: a step keeps its size."""
+    prediction: Prediction
+    """What it would give."""
+    share_of_best: float = Field(gt=0, le=1)
+    """Throughput over that of the best option."""
+    reason: str
+    """What holds it back, in words."""
+
+
+def splits_of(num_ranks: int, *, queue_depth: int = 2) -> list[Split]:
+    """Return the splits worth a look: colocated, and a majority or half of target ranks.
+
+    Example:
+        >>> [split.label for split in splits_of(8)]
+        ['8 colocated', '7+1', '6+2', '5+3', '4+4']
+    """
+    targets = range(num_ranks - 1, max(num_ranks // 2, 1) - 1, -1) if num_ranks > 1 else ()
+    return [
+        Split(num_ranks=num_ranks, num_target_ranks=count, queue_depth=queue_depth)
+        for count in (0, *targets)
+    ]
+
+
+def advise(
+    lengths: ArrayLike,
+    config: BatchingConfig,
+    cost: CostModel,
+    *,
+    num_ranks: int,
+    supervised: ArrayLike,
+    block_size: int,
+    seed: int = 0,
+    epochs: int = 1,
+    queue_depth: int = 2,
+) -> list[Option]:
+    """Rank splits of the ranks and budgets, best first.
+
+    Token budgets are the configured one, which memory is known to hold, and smaller ones. Anchor
+    budgets are the configured one and that which an average micro-batch would need.
+
+    Args:
+        lengths: Sequence lengths in tokens, shape ``(num_samples,)``.
+        config: Strategy, mixing and the largest budgets.
+        cost: The calibrated machine.
+        num_ranks: Processes in all.
+        supervised: Supervised tokens of each sample, same shape.
+        block_size: Block size of the drafter.
+        seed: Seed of the run.
+        epochs: Epochs of the run.
+        queue_depth: Micro-batches that may wait between two stages.
+
+    Raises:
+        PlanError: No budget gives a plan.
+    """
+    if num_ranks < 1:
+        raise ConfigError(f"there are {num_ranks} ranks to divide; give at least 1 with --gpus")
+    found: list[tuple[Split, BatchingConfig, Prediction]] = []
+    failures: list[PlanError] = []
+    for chosen in _budgets(config, lengths, supervised):
+        try:
+            plan = plan_epoch(
+                lengths, chosen, epoch=0, seed=seed, world_size=1, supervised=supervised
+            )
+        except PlanError as error:  # too small for the longest sample, or for the ranks
+            failures.append(error)
+            continue
+        work = Workload.of_plan(
+            plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
+        )
+        for split in splits_of(num_ranks, queue_depth=queue_depth):
+            prediction = predict(
+                _for_ranks(plan, split.num_consumers),
+                cost,
+                block_size=block_size,
+                topology=split,
+                epochs=epochs,
+                workload=work,
+            )
+            found.append((split, chosen, prediction))
+    if not found:
+        raise failures[0]
+    found.sort(key=lambda option: -option[2].ktok_s)
+    best = found[0][2].ktok_s
+    return [
+        Option(
+            split=split,
+            token_budget=chosen.token_budget,
+            anchor_budget=chosen.anchor_budget,
+            micro_batches_per_step=chosen.micro_batches_per_step,
+            prediction=prediction,
+            share_of_best=prediction.ktok_s / best,
+            reason=_reason(split, prediction),
+        )
+        for split, chosen, prediction in found
+    ]
+
+
+def _for_ranks(plan: EpochPlan, world_size: int) -> EpochPlan:
+    return plan if world_size == 1 else relayout(plan, world_size=world_size)
+
+
+def _budgets(
+    config: BatchingConfig, lengths: ArrayLike, supervised: ArrayLike
+) -> list[BatchingConfig]:
+    longest = int(np.max(lengths))
+    anchors = num_anchors(np.asarray(supervised), config.anchors)
+    per_slot = float(anchors.sum()) / max(float(np.sum(lengths, dtype=np.float64)), 1.0)
+    options = []
+    for share in BUDGET_SHARES:
+        token_budget = int(config.token_budget * share)
+        if share < 1 and token_budget < min(longest, config.max_length or longest):
+            continue
+        per_step = round(config.micro_batches_per_step / share)
+        average = max(int(np.ceil(per_slot * token_budget)), int(anchors.max(initial=1)))
+        tighter = config.anchor_budget is None or average < config.anchor_budget
+        for anchor_budget in (
+            (config.anchor_budget, average) if tighter else (config.anchor_budget,)
+        ):
+            changes = {
+                "token_budget": token_budget,
+                "anchor_budget": anchor_budget,
+                "micro_batches_per_step": per_step,
+            }
+            options.append(config.model_copy(update=changes))
+    return options
+
+
+def _reason(split: Split, prediction: Prediction) -> str:
+    """Return what binds, in words."""
+    if prediction.bottleneck == "straggler":
+        return f"ranks wait {prediction.waiting_share:.0%} of the time for the slowest of a step"
+    if split.kind == "colocated":
+        return (
+            f"{prediction.bottleneck} takes most: target {prediction.target_busy:.0%}, drafter "
+            f"{prediction.draft_busy:.0%} of each rank's time"
+        )
+    idle = (
+        f"drafter ranks idle {prediction.starving_share:.0%}"
+        if prediction.bottleneck != "draft"
+        else f"target ranks idle {max(1 - prediction.target_busy, 0):.0%}"
+    )
+    return f"{prediction.bottleneck} binds, {idle}"

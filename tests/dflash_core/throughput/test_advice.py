@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from dflash_core.errors import ConfigError, PlanError
+from dflash_core.planning import BatchingConfig
+from dflash_core.throughput import Coefficients, RoleFit, advise, splits_of
+from tests.dflash_core.throughput.machines import machine
+
+LENGTHS = np.minimum(np.random.default_rng(0).lognormal(4.5, 0.8, 600).astype(np.int64) + 8, 1000)
+CONFIG = BatchingConfig(
+    strategy="pooled", token_budget=4096, pool_size=128, micro_batches_per_step=4
+)
+
+
+def options(cost, *, num_ranks=8, config=CONFIG, lengths=LENGTHS):
+    return advise(lengths, config, cost, num_ranks=num_ranks, supervised=lengths // 2, block_size=8)
+
+
+def heavy(role):
+    return machine(**{role: RoleFit(coefficients=Coefficients(token_s=3e-5, slot_s=3e-5))})
+
+
+def test_options_are_ranked_and_say_why():
+    found = options(machine())
+    speeds = [option.prediction.ktok_s for option in found]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found[0].share_of_best == 1
+    assert {option.split.label for option in found} == {s.label for s in splits_of(8)}
+    assert all(option.reason for option in found)
+
+
+def test_a_heavy_target_gets_more_ranks_than_a_heavy_drafter():
+    def best_split(cost):
+        return next(o.split for o in options(cost) if o.split.kind == "disaggregated")
+
+    assert best_split(heavy("target")).num_target_ranks > 4
+    assert best_split(heavy("draft")).num_target_ranks == 4
+
+
+def test_smaller_budgets_keep_the_size_of_a_step():
+    found = {(o.token_budget, o.micro_batches_per_step) for o in options(machine())}
+    assert found == {(4096, 4), (2048, 8), (1024, 16)}
+
+
+def test_the_reason_names_what_idles():
+    for option in options(heavy("target")):
+        if option.split.label == "4+4":
+            assert option.prediction.bottleneck == "target"
+            assert option.reason.startswith("target binds, drafter ranks idle ")
+
+
+def test_one_rank_can_only_be_colocated():
+    assert {option.split.label for option in options(machine(), num_ranks=1)} == {"1 colocated"}
+
+
+def test_budgets_that_give_no_plan_are_an_error():
+    impossible = CONFIG.model_copy(update={"anchor_budget": 1})
+    with pytest.raises(PlanError, match="anchor"):
+        options(machine(), config=impossible, lengths=np.full(9, 400))
+    with pytest.raises(ConfigError, match="0 ranks"):
+        options(machine(), num_ranks=0)
