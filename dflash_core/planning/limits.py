@@ -5,6 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dflash_core.errors import ConfigError, DataError, PlanError
 from dflash_core.planning.config import BatchingConfig
+from dflash_core.planning.cost import PlanCost
 from dflash_core.profiling import Screened
 
 __all__ = [
@@ -96,12 +97,28 @@ def budgeted_anchors(
     return anchors
 
 
-def check_sums(costs: NDArray[np.int64], config: BatchingConfig) -> None:
-    """Refuse costs whose sums would not fit 64 bits."""
-    largest = int(costs.max())
-    if int(costs.min()) < 0 or largest * config.micro_batches_per_step >= 2**62:
+def check_sums(
+    most_slots: int, longest: int, most_anchors: int, cost: PlanCost, config: BatchingConfig
+) -> None:
+    """Refuse costs whose sums might not fit 64 bits, before any is computed.
+
+    Args:
+        most_slots: Token slots of the fullest micro-batch.
+        longest: Most tokens that a slot attends to.
+        most_anchors: Anchors of the micro-batch with most.
+        cost: Coefficients.
+        config: Settings, for the number of micro-batches a step sums over.
+    """
+    attended = most_slots * longest
+    dearest = (
+        cost.per_micro_batch
+        + cost.per_slot * most_slots
+        + cost.per_slot_length * attended
+        + cost.per_anchor * most_anchors
+    )
+    if max(dearest, attended) * config.micro_batches_per_step >= 2**62:
         raise PlanError(
             f"the cost of a step of {config.micro_batches_per_step:,} micro-batches of "
-            f"{config.token_budget:,} slots exceeds 64 bits; lower batching.token_budget, "
+            f"{most_slots:,} slots exceeds 64 bits; lower batching.token_budget, "
             "batching.micro_batches_per_step or the coefficients of the cost"
         )

@@ -125,21 +125,25 @@ def _lay_out(
         short = short[:0]
     steps, weights = _steps(full, short, batches.padded_lengths.size, config)
     real_tokens = _sums(batches.lengths, batches.offsets, 1)
+    batch_anchors = _batch_sums(batches, anchors)
+    check_sums(
+        int((batches.rows * batches.padded_lengths).max()),
+        int(screened.lengths.max() if batches.packed else batches.padded_lengths.max()),
+        int(batch_anchors.max()),
+        identity.cost,
+        config,
+    )
     slot_lengths = (
         _sums(batches.lengths, batches.offsets, 2)
         if batches.packed
         else batches.rows * batches.padded_lengths**2
     )
-    batch_anchors = _batch_sums(batches, anchors)
     costs = identity.cost.of(
         batches.rows, batches.padded_lengths, batch_anchors, slot_lengths=slot_lengths
     )
-    check_sums(costs, config)
     assignment, loss_weight = _assign(steps, weights, costs, identity)
     return EpochPlan(
-        order=batches.order
-        if screened.kept is None
-        else screened.kept[batches.order].astype(np.int32),
+        order=_original(batches.order, screened),
         offsets=batches.offsets,
         padded_lengths=batches.padded_lengths,
         rows=batches.rows,

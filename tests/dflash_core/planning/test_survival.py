@@ -5,6 +5,8 @@ import pytest
 
 from dflash_core.errors import ConfigError, DataError, PlanError
 from dflash_core.planning import STRATEGIES, BatchingConfig, EpochPlan, PlanCost, plan_epoch
+from dflash_core.planning.limits import check_population
+from dflash_core.profiling import Screened
 
 every_strategy = pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 
@@ -265,3 +267,29 @@ def test_micro_batches_outside_the_plan_are_refused():
         plan.micro_batch(9)
     with pytest.raises(IndexError, match="micro-batch -1"):
         plan.padded_length(-1)
+
+
+def test_a_shorter_maximum_than_the_budget_is_named():
+    with pytest.raises(DataError, match=r"70 tokens but batching\.max_length is 60"):
+        plan_of([70], "sorted", max_length=60)
+
+
+def test_more_samples_than_32_bits_number_are_refused():
+    screened = Screened(np.ones(1, np.int32), None, {}, 2**31, 0)
+    with pytest.raises(PlanError, match="plan them in parts"):
+        check_population(screened, BatchingConfig(), 1, 10)
+
+
+def test_anchor_rules_that_contradict_are_refused():
+    with pytest.raises(ValueError, match="min_anchors 9 is over max_anchors 8"):
+        BatchingConfig(anchors={"min_anchors": 9, "max_anchors": 8})
+
+
+def test_no_given_edges_means_fitted_ones():
+    assert plan_of([5, 9], "bucketed", edges=None).padding_efficiency == 1
+
+
+def test_many_small_groups_outgrow_the_first_guess_of_their_number():
+    lengths = [1] * 2_000
+    plan = plan_of(lengths, "bucketed", max_samples=1, edges=(1, 2))
+    assert plan.num_micro_batches == 2_000
