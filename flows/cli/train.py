@@ -1,0 +1,154 @@
+"""``dflash-flow train``: the torchrun program on this machine, watched over."""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from configs.settings import load_settings
+from dflash_core.artifacts import atomic_write
+from dflash_core.errors import ConfigError, Interrupted
+from dflash_core.training.config import TrainingJob
+from flows.cli import first_problem
+from tasks.torchrun import read_status, run_torchrun
+
+__all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="settings (.toml, with --store and --out) or the job.json of an earlier run",
+    )
+    parser.add_argument("--store", type=Path, metavar="DIR", help="token store to train on")
+    parser.add_argument("--held-out", type=Path, metavar="DIR", help="token store for validation")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder; the same resumes")
+    parser.add_argument("--init-drafter", type=Path, metavar="DIR", help="drafter to start from")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train until the end, or until asked to stop.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM came; the same command continues.
+        TrainingError: A rank failed.
+    """
+    job = _read_job(arguments) if arguments.config.suffix == ".json" else _make_job(arguments)
+    file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
+    signal.signal(signal.SIGTERM, _interrupt)
+    last = _train(job, file)
+    model = job.run_dir / ("drafter" if job.training.objective == "draft" else "target")
+    if arguments.json:
+        found = {"run": str(job.run_dir), "model": str(model), "last_step": last}
+        sys.stdout.write(json.dumps(found) + "\n")
+        return 0
+    loss = last.get("loss")
+    told = f"loss {loss:.3f} after {last['step']:,} steps" if loss is not None else "trained"
+    Console(highlight=False).print(f"{told}\n{model}", soft_wrap=True)
+    return 0
+
+
+def _read_job(arguments: argparse.Namespace) -> TrainingJob:
+    given = [name for name in ("store", "held_out", "out", "init_drafter") if vars(arguments)[name]]
+    if given or arguments.overrides:
+        what = f"--{given[0].replace('_', '-')}" if given else arguments.overrides[0]
+        raise ConfigError(
+            f"{what} cannot change the finished job {arguments.config}; edit that file, or give "
+            "settings as .toml"
+        )
+    try:
+        return TrainingJob.model_validate_json(arguments.config.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{arguments.config} cannot be read ({error.strerror}); give an existing file with "
+            "--config"
+        ) from None
+    except ValidationError as error:
+        raise ConfigError(f"{arguments.config}: {first_problem(error)}") from None
+
+
+def _make_job(arguments: argparse.Namespace) -> TrainingJob:
+    for name in ("store", "out"):
+        if vars(arguments)[name] is None:
+            raise ConfigError(f"--{name} is missing; settings in .toml need --store and --out")
+    settings = load_settings(arguments.config, arguments.overrides)
+    return TrainingJob(
+        run_dir=arguments.out.resolve(),
+        store=arguments.store.resolve(),
+        heldout_store=arguments.held_out and arguments.held_out.resolve(),
+        target=settings.target,
+        draft=settings.draft,
+        loss=settings.loss,
+        batching=settings.batching,
+        training=settings.training,
+        init_drafter=arguments.init_drafter and arguments.init_drafter.resolve(),
+    )
+
+
+def _train(job: TrainingJob, file: Path) -> dict[str, Any]:
+    """Run the ranks with a bar on standard error; return the last step's metrics."""
+    last: dict[str, Any] = {}
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("steps", total=None)
+
+        def on_metrics(lines: list[dict[str, Any]]) -> None:
+            last.clear()
+            last.update(lines[-1])
+            bars.update(bar, completed=last["step"], total=last["num_steps"])
+
+        try:
+            run_torchrun(
+                "dflash_core.training",
+                ["--config", str(file)],
+                num_ranks=job.training.topology.num_ranks,
+                run_dir=job.run_dir,
+                threads_per_rank=job.training.threads_per_rank,
+                on_line=lambda line: console.print(line, markup=False, soft_wrap=True),
+                on_metrics=on_metrics,
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(_stopped(job)) from None
+    return last
+
+
+def _stopped(job: TrainingJob) -> str:
+    status = read_status(job.run_dir)
+    if status is None or status.state != "interrupted":
+        return "stopped before the ranks could save; the same command continues from the last save"
+    return (
+        f"stopped after step {status.step} of {status.num_steps}; the same command continues from "
+        "there"
+    )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,86 @@
+"""``dflash-flow train`` with real ranks on a tiny target."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from dflash_core.corpus.stdlib_store import store_stdlib
+from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
+from tests.tiny import TINY_LAYER_IDS, tiny_target
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_target(folder / "target"))
+    store_stdlib(folder / "store", tokenizer, split="held_out", max_length=128, max_samples=12)
+    (folder / "run.toml").write_text(
+        f"""
+        [target]
+        path = "target"
+        layer_ids = {list(TINY_LAYER_IDS)}
+        [corpus]
+        source = "stdlib"
+        max_length = 128
+        [batching]
+        strategy = "random"
+        token_budget = 512
+        [draft]
+        num_layers = 1
+        block_size = 4
+        [training]
+        epochs = 1
+        checkpoint_every_steps = 1
+        """
+    )
+    return folder
+
+
+def words(parts: Path, out: Path) -> list[str]:
+    config, store = str(parts / "run.toml"), str(parts / "store")
+    return ["train", "--config", config, "--store", store, "--out", str(out)]
+
+
+def test_settings_become_a_drafter_and_the_job_runs_again(
+    parts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert main([*words(parts, tmp_path / "run"), "--training.epochs", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (Path(found["model"]) / "model.safetensors").is_file()
+    assert found["last_step"]["step"] == found["last_step"]["num_steps"]
+    # The finished run has nothing left to do, but its job is complete.
+    assert main(["train", "--config", str(tmp_path / "run" / "job.json")]) == 0
+
+
+def test_sigterm_ends_with_the_code_for_resumable(parts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "flows.cli", *words(parts, out), "--training.epochs", "500"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+    for _ in range(2400):
+        if (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=100)
+    assert process.returncode == EXIT_INTERRUPTED, told
+    assert "the same command continues from there" in told
+
+
+def test_missing_and_contradicting_options_are_named(
+    parts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert main(["train", "--config", str(parts / "run.toml")]) == EXIT_INPUT
+    assert "--store is missing" in capsys.readouterr().err
+    job = tmp_path / "job.json"
+    assert main(["train", "--config", str(job), "--store", "x"]) == EXIT_INPUT
+    assert "--store cannot change the finished job" in capsys.readouterr().err
+    assert main(["train", "--config", str(job)]) == EXIT_INPUT
+    assert "cannot be read" in capsys.readouterr().err
