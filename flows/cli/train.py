@@ -56,8 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     job = _read_job(arguments) if arguments.config.suffix == ".json" else _make_job(arguments)
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
-    signal.signal(signal.SIGTERM, _interrupt)
-    last = _train(job, file)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        last = _train(job, file)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     model = job.run_dir / ("drafter" if job.training.objective == "draft" else "target")
     if arguments.json:
         found = {"run": str(job.run_dir), "model": str(model), "last_step": last}
@@ -151,4 +154,5 @@ def _stopped(job: TrainingJob) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the ranks are saving
     raise KeyboardInterrupt

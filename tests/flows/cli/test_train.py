@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.training.config import TrainingJob
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
@@ -39,6 +40,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [training]
         epochs = 1
         checkpoint_every_steps = 1
+        [training.topology]
+        num_ranks = 1
         """
     )
     return folder
@@ -49,15 +52,13 @@ def words(parts: Path, out: Path) -> list[str]:
     return ["train", "--config", config, "--store", store, "--out", str(out)]
 
 
-def test_settings_become_a_drafter_and_the_job_runs_again(
-    parts: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_settings_become_a_job_and_a_drafter(parts: Path, tmp_path: Path, capsys: Any) -> None:
     assert main([*words(parts, tmp_path / "run"), "--training.epochs", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (Path(found["model"]) / "model.safetensors").is_file()
     assert found["last_step"]["step"] == found["last_step"]["num_steps"]
-    # The finished run has nothing left to do, but its job is complete.
-    assert main(["train", "--config", str(tmp_path / "run" / "job.json")]) == 0
+    job = TrainingJob.model_validate_json((tmp_path / "run" / "job.json").read_bytes())
+    assert (job.training.epochs, job.store) == (2, parts / "store")
 
 
 def test_sigterm_ends_with_the_code_for_resumable(parts: Path, tmp_path: Path) -> None:
