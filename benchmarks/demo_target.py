@@ -2,7 +2,8 @@
 
     python benchmarks/demo_target.py --epochs 6
 
-The result replaces configs/demo_target. Takes tens of minutes on two cores.
+The result replaces configs/demo_target (write its README.md anew). Takes tens of minutes on two
+cores.
 """
 
 import argparse
@@ -103,7 +104,7 @@ def main() -> None:
     target = job.run_dir / "target"
     if arguments.out.exists():
         shutil.rmtree(arguments.out)
-    shutil.copytree(target, arguments.out)
+    shutil.copytree(target, arguments.out, ignore=shutil.ignore_patterns("manifest.json"))
     lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
     last = [json.loads(line)["loss"] for line in lines[-50:]]
     print(
