@@ -1,6 +1,6 @@
 """One drafter training step on this machine, against the matrix products it cannot do without.
 
-Prints, for short and long answers: seconds of a step (forward, loss, backward), the floor (the
+Prints, for short and long answers: CPU seconds of a step (forward, loss, backward), the floor (the
 same matrix products alone, forward and backward, attention counted with each query's own visible
 keys), the same step with a dense mask, peak memory, and useful block tokens a second: supervised
 tokens in scored slots. Run: ``python benchmarks/draft_step.py [--anchors 64] [--threads 2]``.
@@ -183,9 +183,10 @@ def matmul_floor(batch: DraftBatch) -> tuple[Callable[[], None], float]:
 
 
 def seconds(run: Callable[[], None]) -> float:
-    begin = time.perf_counter()
+    """CPU seconds over threads: other load on the machine does not count."""
+    begin = time.process_time()
     run()
-    return time.perf_counter() - begin
+    return (time.process_time() - begin) / torch.get_num_threads()
 
 
 if __name__ == "__main__":
