@@ -15,22 +15,6 @@ from dflash_core.planning import (
 
 LENGTHS = np.random.default_rng(0).integers(10, 400, 3_000)
 CONFIG = BatchingConfig(token_budget=2_000, micro_batches_per_step=8, pool_size=300)
-FIELDS = {
-    "name",
-    "mixing",
-    "padding_efficiency",
-    "budget_fill",
-    "num_micro_batches",
-    "num_steps",
-    "length_eta2",
-    "step_length_eta2",
-    "pair_recurrence",
-    "straggler_factor",
-    "distinct_shapes",
-    "max_slots",
-    "num_dropped",
-    "plan_s",
-}
 
 
 def compare(**changes):
@@ -70,7 +54,7 @@ def test_programs_get_plain_numbers_without_the_plans():
     assert "NaN" not in text
     assert result["num_samples"] == 3_000
     assert result["total_tokens"] == int(LENGTHS.sum())
-    assert result["strategies"][0].keys() >= FIELDS
+    assert result["strategies"][0]["diversity"]["samples_per_micro_batch"]["least"] >= 1
     assert "plan" not in result["strategies"][0]
 
 
