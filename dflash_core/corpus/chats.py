@@ -73,9 +73,8 @@ class Conversation:
     @property
     def content_hash(self) -> str:
         """Hash of what it says, whatever its file, id or key order."""
-        return content_digest(
-            list(self.messages), list(self.tools), self.text, self.input_ids, self.loss_mask
-        )
+        said = (self.messages, self.tools, self.text, self.input_ids, self.loss_mask)
+        return content_digest(said)
 
 
 def detect_format(row: Any) -> Format:

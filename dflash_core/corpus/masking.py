@@ -8,8 +8,8 @@ The mask then needs no character offsets and cannot cut a token in two.
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,7 @@ class EncodedChat:
     loss_mask: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     text: str
     supervised: bool
     as_letters: bool = False
@@ -295,6 +294,8 @@ def _clean(message: Message, number: int) -> dict[str, Any]:
 
 def _pieces(rendering: Rendering, supervise: Supervise) -> list[_Piece]:
     spans = rendering.spans if supervise == "all_turns" else rendering.spans[-1:]
+    if not rendering.control_spans:
+        return _plain_pieces(rendering.text, spans)
     letters = set(rendering.control_spans)
     cuts = sorted({0, len(rendering.text), *sum(spans, ()), *sum(rendering.control_spans, ())})
     starts = {start for start, end in spans if end > start}
@@ -306,12 +307,30 @@ def _pieces(rendering: Rendering, supervise: Supervise) -> list[_Piece]:
     return pieces
 
 
+def _plain_pieces(text: str, spans: Sequence[tuple[int, int]]) -> list[_Piece]:
+    """Cut a text at its answers; most rows need no more."""
+    pieces, position = [], 0
+    for start, end in spans:
+        if start > position:
+            pieces.append(_Piece(text[position:start], False))
+        if end > start:
+            pieces.append(_Piece(text[start:end], True))
+        position = end
+    if position < len(text):
+        pieces.append(_Piece(text[position:], False))
+    return pieces
+
+
 def _join(ids: list[list[int]], row: Sequence[_Piece]) -> EncodedChat:
-    lengths = [len(part) for part in ids]
-    return EncodedChat(
-        np.array([token for part in ids for token in part], dtype=np.int32),
-        np.repeat(np.array([piece.supervised for piece in row], dtype=np.bool_), lengths),
-    )
+    joined = np.array(list(chain.from_iterable(ids)), dtype=np.int32)
+    mask = np.zeros(len(joined), dtype=np.bool_)
+    start = 0
+    for part, piece in zip(ids, row, strict=True):
+        end = start + len(part)
+        if piece.supervised:
+            mask[start:end] = True
+        start = end
+    return EncodedChat(joined, mask)
 
 
 def _special_texts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:

@@ -250,7 +250,7 @@ def _reject(file: Path, line: int, error: DataError, sample_id: str) -> Reject:
 
 def _printable(text: str) -> str:
     """Return text with lone surrogates spelled out, which no file format takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _own_id(data: Any) -> str:

@@ -16,7 +16,9 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from dflash_core.artifacts import content_digest
 from dflash_core.errors import ConfigError, DataError
@@ -25,16 +27,31 @@ __all__ = ["ChatTemplate"]
 
 # `message.items` is a method to Jinja, `message.role` is not: only the latter takes the short cut.
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+# What the sandbox would allow after a long look: str.format alone has a door to attributes.
+_STR_METHODS = frozenset(n for n in dir(str) if n[0] != "_" and n not in ("format", "format_map"))
+_LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if name[0] != "_")
 
 MARKS = ("\U000f1d00", "\U000f1d01")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with short cuts to the look-ups of which chat templates are made."""
+
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
             try:
                 return obj[attribute]
             except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _STR_METHODS) or (
+            kind is LoopContext and attribute in _LOOP_ATTRIBUTES
+        ):
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
