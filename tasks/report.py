@@ -53,7 +53,8 @@ def training_facts(job: TrainingJob, strategy: StrategyFacts) -> TrainingFacts:
     """
     lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
     steady = lines[int(len(lines) * WARM_UP_SHARE) :]
-    last = lines[-max(len(lines) // 20, 1) :]
+    learnt = [line for line in lines if line["loss"] is not None]  # null where a step was skipped
+    last = learnt[-max(len(learnt) // 20, 1) :]
     seconds = sum(line["step_s"] for line in steady)
     return TrainingFacts(
         strategy=f"{strategy.name}/{strategy.mixing}",
@@ -65,8 +66,8 @@ def training_facts(job: TrainingJob, strategy: StrategyFacts) -> TrainingFacts:
         final_loss=sum(line["loss"] for line in last) / len(last),
         expected_acceptance=sum(line["expected_acceptance"] for line in last) / len(last),
         peak_memory_bytes=max(line["peak_memory_bytes"] for line in lines),
-        losses=tuple(line["loss"] for line in lines),
-        acceptances=tuple(line["expected_acceptance"] for line in lines),
+        losses=tuple(line["loss"] for line in learnt),
+        acceptances=tuple(line["expected_acceptance"] for line in learnt),
     )
 
 

@@ -191,6 +191,8 @@ def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in line.items():
         if isinstance(value, bool | int | float) and name != "step":
             yield name, float(value)
-        elif isinstance(value, list):
-            for index, item in enumerate(value, start=1):
-                yield f"{name}/{index}", float(item)
+        elif isinstance(value, list | Mapping):
+            pairs = value.items() if isinstance(value, Mapping) else enumerate(value, start=1)
+            for key, item in pairs:
+                if item is not None:  # null stands for what is not finite
+                    yield f"{name}/{key}", float(item)

@@ -144,6 +144,15 @@ class TokenStore:
         """Identity of each sample."""
         return self._table.column("sample_id").to_pylist()
 
+    def supervised_token_counts(self, vocab_size: int) -> NDArray[np.int64]:
+        """Return how often each token is supervised, shape ``(vocab_size,)``; reads all tokens."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        chunks = (self._table.column(name).chunks for name in ("input_ids", "loss_mask"))
+        for ids, mask in zip(*chunks, strict=True):
+            supervised = mask.flatten().to_numpy(zero_copy_only=False)
+            counts += np.bincount(ids.flatten().to_numpy()[supervised], minlength=vocab_size)
+        return counts
+
     def indices(self, sample_ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of the given sample ids, -1 where absent."""
         wanted = pa.array(sample_ids, pa.string())

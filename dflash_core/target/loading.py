@@ -83,7 +83,8 @@ class Target:
         Args:
             input_ids_BT: Token ids, right-padded.
             attention_mask_BT: True on real tokens; all when not given.
-            position_ids_BT: Positions; counted from 0 in each row when not given.
+            position_ids_BT: Positions; counted from 0 in each row when not given. Without a mask,
+                a position that begins anew ends a document: tokens see their own document only.
         """
         with self._listening() as heard, suppress(_Heard):
             self.decoder(
@@ -122,12 +123,16 @@ class _Heard(Exception):
     pass
 
 
-def load_target(config: TargetConfig, *, device: torch.device | str = "cpu") -> Target:
+def load_target(
+    config: TargetConfig, *, device: torch.device | str = "cpu", layers: bool = True
+) -> Target:
     """Load a transformers folder as a frozen target.
 
     Args:
         config: Where it is and how it runs.
         device: Where its weights go.
+        layers: Whether the decoder layers are kept; a drafter rank needs only embedding, final
+            norm and head.
 
     Raises:
         TargetError: The folder is no causal language model with a fast tokenizer, or its layers
@@ -150,7 +155,7 @@ def load_target(config: TargetConfig, *, device: torch.device | str = "cpu") -> 
             f"{config.path} cannot be loaded as a target model: {first}; set target.path to a "
             "transformers folder of a causal language model"
         ) from None
-    model = model.to(device).eval().requires_grad_(False)
+    model = model.eval().requires_grad_(False)
     if not hasattr(model.get_decoder(), "layers"):
         raise TargetError(
             f"{config.path} is a {type(model).__name__} without decoder layers to listen to; set "
@@ -158,7 +163,9 @@ def load_target(config: TargetConfig, *, device: torch.device | str = "cpu") -> 
         )
     num_layers = len(model.get_decoder().layers)
     layer_ids = resolve_layer_ids(num_layers, config.num_features, config.layer_ids)
-    return Target(model, tokenizer, layer_ids)
+    if not layers:
+        model.get_decoder().layers = nn.ModuleList()
+    return Target(model.to(device), tokenizer, layer_ids)
 
 
 def target_digest(path: Path) -> str:

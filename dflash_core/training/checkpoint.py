@@ -1,77 +1,79 @@
 """Checkpoints: written beside and renamed, read safely, the newest complete one wins."""
 
+import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from dflash_core.artifacts import new_artifact, read_manifest, verify_artifact
 from dflash_core.config import FrozenModel
 from dflash_core.errors import ArtifactError, ConfigError
+from dflash_core.planning import changed_ingredients
 
-__all__ = ["Cursor", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Cursor",
+    "checkpoint_path",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "read_cursor",
+    "save_checkpoint",
+]
 
 KIND = "checkpoint"
-VERSION = 1
+VERSION = 2
 STATE_NAME = "state.pt"
 
 
 class Cursor(FrozenModel):
     """Where a run is, and what it must be resumed with.
 
+    The step says which samples were consumed: the plan is the same on any number of ranks.
     ``ingredients`` are what decides which samples a step holds: a run continues only if all of
     them are the same.
     """
 
-    step: int
+    step: int = 0
     """Optimizer steps done."""
-    epoch: int
-    """Epoch of the next step."""
-    step_in_epoch: int
-    """Steps of that epoch already done."""
-    bad_steps: int
+    bad_steps: int = 0
     """Steps skipped in a row for a loss that was not finite."""
+    skipped_steps: int = 0
+    """Steps skipped in all."""
+    best_step: int | None = None
+    """Step of the best held-out measurement."""
+    best_score: float | None = None
+    """Its score; more is better."""
+    num_worse: int = 0
+    """Measurements since then."""
     ingredients: dict[str, str]
     """Name and hash of everything that the plan and the model are made of."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint's content: cursor and tensors."""
-
-    cursor: Cursor
-    state: dict[str, Any]
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
 
 
-def save_checkpoint(
-    folder: Path,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    cursor: Cursor,
-    *,
-    keep: int,
-) -> Path:
-    """Write one checkpoint and drop the oldest beyond ``keep``.
+def save_checkpoint(folder: Path, state: dict[str, Any], cursor: Cursor, *, keep: int) -> Path:
+    """Write one checkpoint and drop the oldest beyond ``keep``; the best one stays.
 
     Raises:
         OSError: The disk is full; earlier checkpoints are untouched.
     """
-    path = folder / f"step-{cursor.step:08d}"
+    path = checkpoint_path(folder, cursor.step)
     metadata = {"cursor": cursor.model_dump()}
-    with new_artifact(path, kind=KIND, format_version=VERSION, metadata=metadata) as scratch:
-        state = {
-            "module": module.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "rng": torch.get_rng_state(),
-        }
-        with (scratch / STATE_NAME).open("wb") as stream:
-            torch.save(state, stream)
+    with (
+        new_artifact(path, kind=KIND, format_version=VERSION, metadata=metadata) as scratch,
+        (scratch / STATE_NAME).open("wb") as stream,
+    ):
+        torch.save(state, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    best = None if cursor.best_step is None else checkpoint_path(folder, cursor.best_step)
     for old in _complete(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
     return path
 
 
@@ -86,8 +88,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def load_checkpoint(path: Path, ingredients: dict[str, str]) -> Loaded:
-    """Read a checkpoint that belongs to this run.
+def read_cursor(path: Path, ingredients: dict[str, str]) -> Cursor:
+    """Return the cursor of a checkpoint that belongs to this run.
 
     Args:
         path: The checkpoint.
@@ -98,18 +100,18 @@ def load_checkpoint(path: Path, ingredients: dict[str, str]) -> Loaded:
     """
     manifest = read_manifest(path, kind=KIND, format_version=VERSION)
     cursor = Cursor.model_validate(manifest.metadata["cursor"])
-    changed = _changed(cursor.ingredients, ingredients)
+    changed = changed_ingredients(cursor.ingredients, ingredients)
     if changed:
         raise ConfigError(
-            f"{path} was made with another {', '.join(changed)}; put it back, or set run.name or "
+            f"{path} cannot be continued: {'; '.join(changed)}; put it back, or set run.name or "
             "training.resume to start anew"
         )
-    state = torch.load(path / STATE_NAME, map_location="cpu", weights_only=True)
-    return Loaded(cursor, state)
+    return cursor
 
 
-def _changed(old: dict[str, str], new: dict[str, str]) -> Sequence[str]:
-    return [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's tensors and plain values; nothing in it can run code."""
+    return torch.load(path / STATE_NAME, map_location="cpu", weights_only=True)
 
 
 def _complete(folder: Path) -> list[Path]:

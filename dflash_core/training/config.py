@@ -10,7 +10,14 @@ from dflash_core.draft.config import DraftConfig, LossConfig
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
 
-__all__ = ["OptimizerConfig", "TopologyConfig", "TrainingConfig", "TrainingJob"]
+__all__ = [
+    "CacheConfig",
+    "OptimizerConfig",
+    "TopologyConfig",
+    "TrainingConfig",
+    "TrainingJob",
+    "ValidationConfig",
+]
 
 
 class TopologyConfig(FrozenModel):
@@ -22,7 +29,7 @@ class TopologyConfig(FrozenModel):
     """Processes in all."""
     num_target_ranks: int = Field(default=1, ge=1)
     """Processes that only run the target, when disaggregated."""
-    queue_depth: int = Field(default=2, ge=1)
+    queue_depth: int = Field(default=2, ge=1, le=64)
     """Micro-batches that may wait between two stages."""
 
     @model_validator(mode="after")
@@ -57,6 +64,48 @@ class OptimizerConfig(FrozenModel):
     """Largest global gradient norm."""
 
 
+class CacheConfig(FrozenModel):
+    """Where captured features are kept, when they are kept."""
+
+    path: Path = Path("features")
+    """Folder of feature caches; ranks of all machines must see the same one."""
+    quota_gib: float = Field(default=100.0, gt=0)
+    """Largest size of all caches in the folder; the longest unused ones make room."""
+
+
+class ValidationConfig(FrozenModel):
+    """Measurements on held-out samples while training."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps between teacher-forced losses on the held-out store; never when not given."""
+    num_samples: int = Field(default=256, ge=1)
+    """Held-out samples, spread over the lengths."""
+    accept_every_steps: int | None = Field(default=None, ge=1)
+    """Steps between real greedy decodings of held-out prompts; a multiple of every_steps."""
+    num_prompts: int = Field(default=8, ge=1)
+    """Prompts that are decoded."""
+    max_new_tokens: int = Field(default=64, ge=2)
+    """Tokens that are decoded for a prompt."""
+    patience: int | None = Field(default=None, ge=1)
+    """Measurements without a new best after which the run ends; all steps when not given."""
+    false_alarm_rate: float = Field(default=0.01, gt=0, lt=0.5)
+    """Chance per measurement that forgetting is reported where nothing changed."""
+
+    @model_validator(mode="after")
+    def _check_rhythm(self) -> "ValidationConfig":
+        every, accept = self.every_steps, self.accept_every_steps
+        if accept is not None and (every is None or accept % every):
+            raise ValueError(
+                f"accept_every_steps {accept} is no multiple of every_steps {every}; set "
+                "validation.every_steps to a divisor of it"
+            )
+        if self.patience is not None and every is None:
+            raise ValueError(
+                f"patience {self.patience} needs measurements; set validation.every_steps"
+            )
+        return self
+
+
 class TrainingConfig(FrozenModel):
     """One training run."""
 
@@ -89,6 +138,14 @@ class TrainingConfig(FrozenModel):
     """Steps with a non-finite loss that are skipped before the run stops."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Longest wait for another rank."""
+    shutdown_save_s: float = Field(default=12.0, gt=0)
+    """On a request to stop, a checkpoint that would take longer is not written."""
+    features: Literal["online", "cache"] = "online"
+    """Run the target for every micro-batch, or keep what it gave and run it once per sample."""
+    cache: CacheConfig = CacheConfig()
+    """Where features are kept."""
+    validation: ValidationConfig = ValidationConfig()
+    """Measurements on held-out samples."""
     threads_per_rank: int = Field(default=1, ge=1)
     """CPU threads of each rank."""
 

@@ -1,6 +1,6 @@
 """Train the drafter on the frozen target's features."""
 
-import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,159 +9,217 @@ from torch import Tensor, nn
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft import (
+    DraftBatch,
     DraftModel,
-    LossConfig,
     build_drafter,
     collate,
     draft_loss,
     expected_acceptance,
+    frequent_tokens,
 )
-from dflash_core.draft.config import DraftConfig
+from dflash_core.draft.loss import DraftLoss
 from dflash_core.errors import ConfigError, DraftError
 from dflash_core.export import export_drafter, load_drafter
-from dflash_core.planning.anchors import AnchorConfig
-from dflash_core.target.config import TargetConfig
-from dflash_core.target.loading import Target, load_target
-from dflash_core.training.objective import MicroBatch, autocast
+from dflash_core.target.loading import Target
+from dflash_core.training.composition import NUM_GROUPS
+from dflash_core.training.config import TrainingJob
+from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_rows
 
-__all__ = ["DraftObjective"]
+__all__ = ["DraftObjective", "Layout"]
 
 POSITION_ROWS = 6
+COUNTS = 5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Lays samples out as the drafter reads them; target ranks do the same as drafter ranks.
+
+    Attributes:
+        store: Training samples.
+        heldout: Held-out samples.
+        block_size: Block size of the drafter.
+        mask_token_id: Its mask token.
+        job: Anchor rule and seed.
+        pin: Whether the batch goes to a GPU.
+    """
+
+    store: TokenStore
+    heldout: TokenStore | None
+    block_size: int
+    mask_token_id: int
+    job: TrainingJob
+    pin: bool = False
+
+    def __call__(self, micro_batch: MicroBatch) -> DraftBatch:
+        """Return the batch in host memory."""
+        store = self.heldout if micro_batch.heldout else self.store
+        assert store is not None
+        batch = collate(
+            read_rows(micro_batch, store),
+            padded_length=micro_batch.padded_length,
+            block_size=self.block_size,
+            mask_token_id=self.mask_token_id,
+            anchors=self.job.batching.anchors,
+            seed=self.job.training.seed,
+            epoch=micro_batch.epoch,
+        )
+        return batch.pin_memory() if self.pin else batch
 
 
 class DraftObjective:
-    """Runs the target on a micro-batch, then the drafter on its anchors.
+    """Runs the drafter on the anchors of a micro-batch.
 
     Args:
-        target: The target's settings.
-        draft: The drafter's shape.
-        loss: The drafter's loss.
-        anchors: The anchor rule.
-        store: Samples.
-        seed: Seed of fresh weights and of anchors.
-        device: Where it runs.
-        precision: Precision of the drafter's matrix products.
-        init_drafter: A drafter to start from instead of fresh weights.
+        job: The run.
+        target: The target; its decoder layers are not needed here.
+        store: Training samples.
+        heldout: Held-out samples.
     """
 
     def __init__(
-        self,
-        target: TargetConfig,
-        draft: DraftConfig,
-        loss: LossConfig,
-        anchors: AnchorConfig,
-        store: TokenStore,
-        *,
-        seed: int,
-        device: torch.device,
-        precision: str,
-        init_drafter: Path | None = None,
+        self, job: TrainingJob, target: Target, store: TokenStore, heldout: TokenStore | None
     ) -> None:
-        if loss.kind == "forward_kl":
+        if job.loss.kind == "forward_kl":
             raise ConfigError(
                 "loss.kind 'forward_kl' needs the target's final hidden state, which this trainer "
                 "does not capture; set loss.kind to 'decayed_ce' or 'dpace'"
             )
-        if draft.draft_vocab_size is not None:
-            raise ConfigError(
-                f"draft.draft_vocab_size {draft.draft_vocab_size} cannot be trained yet; leave it "
-                "out to draft over the whole vocabulary"
-            )
-        self.target: Target = load_target(target, device=device)
         self.drafter: DraftModel = (
-            build_drafter(draft, self.target, seed=seed)
-            if init_drafter is None
-            else _warm_start(init_drafter, draft, self.target)
+            _new_drafter(job, target, store)
+            if job.init_drafter is None
+            else _warm_start(job, job.init_drafter, target, store)
         )
-        self._loss = loss
-        self._anchors = anchors
-        self._store = store
-        self._seed = seed
-        self._device = device
-        self._precision = precision
-        block_size = self.drafter.spec.block_size
-        self.num_sums = 7 + POSITION_ROWS * block_size
-        self._embedding_VD = self.target.input_embeddings.weight
-        self._head_VD = self.target.lm_head.weight
+        spec = self.drafter.spec
+        self._device = target.lm_head.weight.device
+        self.prepare = Layout(
+            store,
+            heldout,
+            spec.block_size,
+            spec.mask_token_id,
+            job,
+            pin=self._device.type == "cuda",
+        )
+        self._loss = job.loss
+        self._precision = job.training.precision
+        self.num_positions = spec.block_size
+        self.num_sums = 2 + COUNTS + POSITION_ROWS * spec.block_size
+        self._embedding_VD = target.input_embeddings.weight
+        self._head_VD = target.lm_head.weight
 
     @property
     def module(self) -> nn.Module:
         """The drafter."""
         return self.drafter
 
-    def run(self, micro_batch: MicroBatch) -> Tensor:
-        """Add the gradient of the weighted loss sum over the micro-batch's anchors."""
-        start = time.perf_counter()
-        batch = collate(
-            micro_batch.samples(self._store),
-            padded_length=micro_batch.padded_length,
-            block_size=self.drafter.spec.block_size,
-            mask_token_id=self.drafter.spec.mask_token_id,
-            anchors=self._anchors,
-            seed=self._seed,
-            epoch=micro_batch.epoch,
-        ).to(self._device)
-        begin = time.perf_counter()
-        features_BTF = self.target.features(batch.input_ids_BT)
-        middle = time.perf_counter()
+    def run(
+        self, micro_batch: MicroBatch, batch: Any, features_MF: Tensor | None, groups: Tensor
+    ) -> Outcome:
+        """Sum the loss over the micro-batch's anchors and add its gradient."""
+        assert isinstance(batch, DraftBatch)
+        assert features_MF is not None
+        # Only context tokens are here: they are the rows themselves.
+        index_M = torch.arange(len(features_MF), device=features_MF.device)
         with autocast(self._device, self._precision):
             result = draft_loss(
                 self.drafter,
-                features_BTF,
-                batch,
+                features_MF[None],
+                replace(batch, context_index_M=index_M),
                 self._loss,
                 embedding_VD=self._embedding_VD,
                 head_VD=self._head_VD,
             )
-        (result.loss_sum * micro_batch.weight).backward()
-        end = time.perf_counter()
-        loss_sum, weight_sum = float(result.loss_sum.detach()), float(result.weight_sum)
+        weight = micro_batch.weight
+        if torch.is_grad_enabled():
+            (result.loss_sum * weight).backward()
         counted = [
-            loss_sum * micro_batch.weight,
-            weight_sum * micro_batch.weight,
+            float(result.loss_sum.detach()) * weight,
+            float(result.weight_sum) * weight,
             batch.num_anchors,
             batch.num_covered,
             batch.num_without_anchors,
-            middle - begin,
-            (begin - start) + (end - middle),
+            batch.num_documents,
+            batch.num_supervised,
         ]
-        by_position = result.by_position.flatten().cpu() * micro_batch.weight
-        return torch.cat([torch.tensor(counted, dtype=torch.float64), by_position])
+        by_position = result.by_position.flatten().cpu() * weight
+        sums = torch.cat([torch.tensor(counted, dtype=torch.float64), by_position])
+        return _outcome(sums, result, batch, groups, weight)
 
     def describe(self, sums: Tensor) -> dict[str, Any]:
         """Return the loss, overall and by block position, and what it promises in acceptance."""
-        by_position = sums[7:].view(POSITION_ROWS, -1)
+        by_position = sums[2 + COUNTS :].view(POSITION_ROWS, -1)
         loss, scored, correct, supervised = by_position[:4, 1:]
         return {
             "loss": float(sums[0]) / max(float(sums[1]), 1e-12),
             "loss_by_position": (loss / scored.clamp(min=1)).tolist(),
             "accuracy": float(correct.sum() / supervised.sum().clamp(min=1)),
             "accuracy_by_position": (correct / supervised.clamp(min=1)).tolist(),
-            "expected_acceptance": expected_acceptance(by_position),
+            "expected_acceptance": self.score(sums),
             "num_anchors": int(sums[2]),
             "covered_tokens": int(sums[3]),
             "samples_without_anchors": int(sums[4]),
-            "target_s": float(sums[5]),
-            "draft_s": float(sums[6]),
         }
+
+    def score(self, sums: Tensor) -> float:
+        """Return the acceptance length that teacher forcing predicts."""
+        return expected_acceptance(sums[2 + COUNTS :].view(POSITION_ROWS, -1))
 
     def save(self, run_dir: Path, facts: dict[str, Any]) -> Path:
         """Write the drafter in z-lab layout."""
         return export_drafter(self.drafter, run_dir / "drafter", manifest=facts)
 
 
-def _warm_start(path: Path, draft: DraftConfig, target: Target) -> DraftModel:
+def _outcome(
+    sums: Tensor, result: DraftLoss, batch: DraftBatch, groups: Tensor, weight: float
+) -> Outcome:
+    documents_N = batch.anchor_documents_N.cpu()
+    weight_NK = result.weight_NK.detach().cpu().double()
+    loss_NK = weight_NK * result.loss_NK.detach().cpu().double()
+    size = (NUM_GROUPS, loss_NK.shape[1])
+    by_sample = torch.zeros(batch.num_documents, 2, dtype=torch.float64)
+    by_sample[:, 0].index_add_(0, documents_N, loss_NK.sum(1))
+    by_sample[:, 1].index_add_(0, documents_N, weight_NK.sum(1))
+    anchors_N = groups[documents_N]
+    return Outcome(
+        sums=sums,
+        loss_GK=torch.zeros(size, dtype=torch.float64).index_add_(0, anchors_N, loss_NK * weight),
+        weight_GK=torch.zeros(size, dtype=torch.float64).index_add_(
+            0, anchors_N, weight_NK * weight
+        ),
+        by_sample=by_sample,
+    )
+
+
+def _new_drafter(job: TrainingJob, target: Target, store: TokenStore) -> DraftModel:
+    size = job.draft.draft_vocab_size
+    ids = None
+    if size is not None:
+        counts_V = store.supervised_token_counts(target.vocab_size)
+        stops = tuple(sorted(_stop_tokens(target)))
+        ids = frequent_tokens(counts_V, size, always=stops)
+    return build_drafter(job.draft, target, seed=job.training.seed, draft_token_ids=ids)
+
+
+def _stop_tokens(target: Target) -> set[int]:
+    found: set[int] = set()
+    for source in (target.model.generation_config, target.model.config, target.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return {int(token) for token in found}
+
+
+def _warm_start(job: TrainingJob, path: Path, target: Target, store: TokenStore) -> DraftModel:
     """Load a drafter of the shape that the settings ask for."""
-    drafter = load_drafter(path, dtype=torch.float32)
-    wanted = build_drafter(draft, target).spec
-    if drafter.spec != wanted:
-        changed = [
-            name
-            for name in wanted.model_dump()
-            if getattr(wanted, name) != getattr(drafter.spec, name)
-        ]
+    drafter = _new_drafter(job, target, store)
+    stored = load_drafter(path, dtype=torch.float32)
+    wanted, found = drafter.spec, stored.spec
+    # The layout has no field for a reduced vocabulary, which is no tensor of the drafter either.
+    names = [name for name in type(wanted).model_fields if name != "draft_vocab_size"]
+    changed = [name for name in names if getattr(wanted, name) != getattr(found, name)]
+    if changed:
         raise DraftError(
             f"the drafter in {path} differs from the settings in {', '.join(changed)}; set the "
             "draft section to its shape or leave init_drafter out"
         )
+    drafter.load_state_dict(stored.state_dict())
     return drafter.to(target.lm_head.weight.device).train().requires_grad_(True)

@@ -1,18 +1,24 @@
-"""All epochs of a run as plans: known before the first step, alike on every rank."""
+"""All epochs of a run as plans: known before the first step, alike on every rank.
 
+What a step holds, which rank consumes it and which rank runs the target for it follow from the
+plan alone, so no rank ever asks another what comes next.
+"""
+
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_core.artifacts import content_digest
 from dflash_core.corpus.store import TokenStore
-from dflash_core.planning import EpochPlan, plan_epoch
+from dflash_core.planning import BatchingConfig, EpochPlan, plan_epoch
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.objective import MicroBatch
 
-__all__ = ["Epochs", "StepCounts"]
+__all__ = ["Epochs", "StepCounts", "Work", "route_targets"]
 
 
 @dataclass(frozen=True)
@@ -30,61 +36,129 @@ class StepCounts:
     supervised_tokens: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """One micro-batch in the order of the whole run.
+
+    Attributes:
+        number: Its place in that order.
+        step: Step of the run that it belongs to, from 0.
+        consumer: Rank that consumes it.
+        target: Target rank that runs the target for it, from 0; 0 when colocated.
+        micro_batch: What it holds.
+    """
+
+    number: int
+    step: int
+    consumer: int
+    target: int
+    micro_batch: MicroBatch
+
+
 class Epochs:
     """The run's plans, made when their epoch comes and counted before.
 
     Args:
         job: The run.
         store: Its samples.
+        heldout: Held-out samples, measured after steps that are due.
 
     Attributes:
         steps_per_epoch: Steps of each epoch.
         num_steps: Steps of the run: all epochs, or ``training.max_steps``.
     """
 
-    def __init__(self, job: TrainingJob, store: TokenStore) -> None:
+    def __init__(self, job: TrainingJob, store: TokenStore, heldout: TokenStore | None) -> None:
         self._job = job
         self._lengths = store.lengths
         self._supervised = store.supervised
-        self._cached: tuple[int, EpochPlan] | None = None
+        self._heldout = heldout
+        self._lock = threading.Lock()  # the pipeline looks into the next epoch from its thread
+        self._plans: dict[int, EpochPlan] = {}
+        self._routes: dict[int, NDArray[np.int64]] = {}
         epochs = range(job.training.epochs)
         self.steps_per_epoch = [self.plan(epoch).num_steps for epoch in epochs]
         total = sum(self.steps_per_epoch)
         self.num_steps = min(total, job.training.max_steps or total)
+        self._ends = list(accumulate(self.steps_per_epoch))
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the plan of an epoch."""
-        if self._cached is None or self._cached[0] != epoch:
-            plan = plan_epoch(
-                self._lengths,
-                self._job.batching,
-                epoch=epoch,
-                seed=self._job.training.seed,
-                world_size=self._job.training.topology.num_consumers,
-                supervised=self._supervised,
-            )
-            self._cached = (epoch, plan)
-        return self._cached[1]
-
-    def micro_batches(self, epoch: int, step: int, consumer: int) -> Iterator[MicroBatch]:
-        """Yield what one rank runs in one step, in order."""
-        plan = self.plan(epoch)
-        for slot in range(plan.assignment.shape[1]):
-            index = int(plan.assignment[step, slot, consumer])
-            if index >= 0:
-                samples = plan.micro_batch(index).tolist()
-                yield MicroBatch(
-                    rows=[samples] if plan.packed else [[sample] for sample in samples],
-                    padded_length=plan.padded_length(index),
-                    max_length=plan.max_length,
-                    weight=float(plan.loss_weight[step, slot, consumer]),
+        with self._lock:
+            if epoch not in self._plans:
+                self._plans = {e: p for e, p in self._plans.items() if abs(e - epoch) <= 1}
+                self._plans[epoch] = plan_epoch(
+                    self._lengths,
+                    self._job.batching,
                     epoch=epoch,
+                    seed=self._job.training.seed,
+                    world_size=self._job.training.topology.num_consumers,
+                    supervised=self._supervised,
                 )
+            return self._plans[epoch]
 
-    def counts(self, epoch: int, step: int) -> StepCounts:
+    def locate(self, step: int) -> tuple[int, int]:
+        """Return the epoch of a step of the run, and its place in that epoch."""
+        epoch = int(np.searchsorted(self._ends, step, side="right"))
+        return epoch, step - (self._ends[epoch] - self.steps_per_epoch[epoch])
+
+    def work(self, step: int) -> list[Work]:
+        """Return what all ranks train on in one step, in order."""
+        epoch, place = self.locate(step)
+        plan, routes = self.plan(epoch), self._route(epoch)
+        found = []
+        _, slots, consumers = plan.assignment.shape
+        for slot in range(slots):
+            for consumer in range(consumers):
+                index = int(plan.assignment[place, slot, consumer])
+                if index < 0:
+                    continue
+                micro_batch = _micro_batch(
+                    plan, index, epoch, weight=float(plan.loss_weight[place, slot, consumer])
+                )
+                number = (step << 20) + len(found)
+                target = int(routes[place, slot, consumer])
+                found.append(Work(number, step, consumer, target, micro_batch))
+        return found
+
+    def is_due(self, step: int) -> bool:
+        """Whether held-out samples are measured after this step."""
+        every = self._job.training.validation.every_steps
+        if every is None or self._heldout is None:
+            return False
+        return (step + 1) % every == 0 or step + 1 == self.num_steps
+
+    def heldout_work(self, step: int) -> list[Work]:
+        """Return what all ranks measure after one step, in order; nothing when not due."""
+        if not self.is_due(step):
+            return []
+        topology = self._job.training.topology
+        num_targets = topology.num_ranks - topology.num_consumers
+        return [
+            Work(
+                number=(step << 20) + (1 << 19) + index,
+                step=step,
+                consumer=index % topology.num_consumers,
+                target=index % max(num_targets, 1),
+                micro_batch=micro_batch,
+            )
+            for index, micro_batch in enumerate(self._heldout_batches)
+        ]
+
+    def stream(
+        self, first_step: int, *, consumer: int | None = None, target: int | None = None
+    ) -> Iterator[Work]:
+        """Yield everything from a step to the end that one rank has part in, in order."""
+        for step in range(first_step, self.num_steps):
+            for work in (*self.work(step), *self.heldout_work(step)):
+                if consumer in (None, work.consumer) and target in (None, work.target):
+                    yield work
+
+    def counts(self, step: int) -> StepCounts:
         """Return the tokens of a step."""
+        epoch, place = self.locate(step)
         plan = self.plan(epoch)
-        placed = plan.assignment[step]
+        placed = plan.assignment[place]
         indices: NDArray[np.int64] = placed[placed >= 0]
         return StepCounts(
             real_tokens=int(plan.real_tokens[indices].sum()),
@@ -94,12 +168,89 @@ class Epochs:
 
     def ingredients(self) -> dict[str, str]:
         """Return what decides which samples a step holds, by name."""
-        job = self._job
-        return {
-            "lengths": content_digest(self._lengths.tobytes()),
-            "supervised tokens": content_digest(self._supervised.tobytes()),
-            "batching": content_digest(job.batching.model_dump(mode="json")),
-            "seed": str(job.training.seed),
-            "number of steps": str(self.num_steps),
-            "plan": self.plan(0).content_hash,
-        }
+        return self.plan(0).identity.ingredients | {"number of steps": str(self.num_steps)}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Length of each training sample."""
+        return self._lengths
+
+    @cached_property
+    def heldout_samples(self) -> NDArray[np.int64]:
+        """Held-out samples that are measured, spread evenly over the lengths."""
+        assert self._heldout is not None
+        usable = np.flatnonzero((self._heldout.lengths > 0) & (self._heldout.supervised > 1))
+        ranked = usable[np.argsort(self._heldout.lengths[usable], kind="stable")]
+        wanted = min(self._job.training.validation.num_samples, len(ranked))
+        return np.sort(ranked[np.arange(wanted) * len(ranked) // max(wanted, 1)])
+
+    @cached_property
+    def _heldout_batches(self) -> list[MicroBatch]:
+        assert self._heldout is not None
+        chosen = self.heldout_samples
+        if not len(chosen):
+            return []
+        batching = self._job.batching
+        config = BatchingConfig(
+            strategy="sorted",
+            token_budget=batching.token_budget,
+            max_length=self.plan(0).max_length,
+            oversize="truncate",
+            micro_batches_per_step=1,
+        )
+        plan = plan_epoch(self._heldout.lengths[chosen], config, epoch=0, seed=0, world_size=1)
+        return [
+            _micro_batch(plan, index, 0, weight=1.0, samples=chosen)
+            for index in range(plan.num_micro_batches)
+        ]
+
+    def _route(self, epoch: int) -> NDArray[np.int64]:
+        plan = self.plan(epoch)
+        topology = self._job.training.topology
+        num_targets = topology.num_ranks - topology.num_consumers
+        with self._lock:
+            if epoch not in self._routes:
+                self._routes = {e: r for e, r in self._routes.items() if abs(e - epoch) <= 1}
+                self._routes[epoch] = route_targets(plan, max(num_targets, 1))
+            return self._routes[epoch]
+
+
+def route_targets(plan: EpochPlan, num_targets: int) -> NDArray[np.int64]:
+    """Return the target rank of each placed micro-batch: the one with the least cost so far.
+
+    Args:
+        plan: The epoch's plan.
+        num_targets: Target ranks.
+
+    Returns:
+        Same shape as ``plan.assignment``, -1 where nothing is placed.
+    """
+    costs = plan.costs()
+    routes = np.full(plan.assignment.shape, -1, dtype=np.int64)
+    loads = np.zeros(num_targets, dtype=np.int64)
+    for place in np.argwhere(plan.assignment >= 0):
+        where = tuple(place)
+        target = int(np.argmin(loads))
+        routes[where] = target
+        loads[target] += costs[plan.assignment[where]]
+    return routes
+
+
+def _micro_batch(
+    plan: EpochPlan,
+    index: int,
+    epoch: int,
+    *,
+    weight: float,
+    samples: NDArray[np.int64] | None = None,
+) -> MicroBatch:
+    members = plan.micro_batch(index)
+    chosen = (members if samples is None else samples[members]).tolist()
+    return MicroBatch(
+        rows=[chosen] if plan.packed else [[sample] for sample in chosen],
+        padded_length=plan.padded_length(index),
+        max_length=plan.max_length,
+        weight=weight,
+        epoch=epoch,
+        heldout=samples is not None,
+    )

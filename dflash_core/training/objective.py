@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dflash_core.corpus.store import Sample, TokenStore
 
-__all__ = ["MicroBatch", "Objective", "autocast"]
+__all__ = ["MicroBatch", "Objective", "Outcome", "autocast", "read_rows"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class MicroBatch:
         max_length: Longer samples are cut to this many tokens.
         weight: Factor on its loss; 0 for a repeat that only fills a step.
         epoch: Epoch, from which anchors are drawn.
+        heldout: Whether the indices are of the held-out store.
     """
 
     rows: Sequence[Sequence[int]]
@@ -31,33 +32,59 @@ class MicroBatch:
     max_length: int
     weight: float
     epoch: int
+    heldout: bool = False
 
-    def samples(self, store: TokenStore) -> list[list[Sample]]:
-        """Read the samples of each row, cut to the plan's longest length."""
-        return [[_cut(store[index], self.max_length) for index in row] for row in self.rows]
+    @property
+    def samples(self) -> list[int]:
+        """Sample indices in the order of their tokens."""
+        return [index for row in self.rows for index in row]
 
 
-def _cut(sample: Sample, most: int) -> Sample:
-    if len(sample.input_ids) <= most:
-        return sample
-    return replace(sample, input_ids=sample.input_ids[:most], loss_mask=sample.loss_mask[:most])
+@dataclass(frozen=True)
+class Outcome:
+    """What a micro-batch gave.
+
+    Attributes:
+        sums: Float64 sums that add over micro-batches and ranks, shape ``(num_sums,)``; the first
+            is the loss sum, the second the weight sum.
+        loss_GK: Loss sums by length group and position, float64.
+        weight_GK: Their weights.
+        by_sample: Loss and weight sum of each sample, float64, shape ``(num_samples, 2)``.
+    """
+
+    sums: Tensor
+    loss_GK: Tensor
+    weight_GK: Tensor
+    by_sample: Tensor
 
 
 class Objective(Protocol):
     """Turns micro-batches into gradients and sums."""
 
     num_sums: int
-    """Length of the vector that `run` returns."""
+    """Length of the sums."""
+    num_positions: int
+    """Positions that the loss is kept apart by."""
 
     @property
     def module(self) -> nn.Module:
         """What is trained."""
         ...
 
-    def run(self, micro_batch: MicroBatch) -> Tensor:
-        """Add the gradient of the loss *sum* and return float64 sums, shape ``(num_sums,)``.
+    def prepare(self, micro_batch: MicroBatch) -> Any:
+        """Read and lay out a micro-batch on the host; called ahead, in another thread."""
+        ...
 
-        The first is the loss sum, the second the weight sum; all add over ranks and micro-batches.
+    def run(
+        self, micro_batch: MicroBatch, batch: Any, features_MF: Tensor | None, groups: Tensor
+    ) -> Outcome:
+        """Sum the loss, and add the gradient of that sum where gradients are enabled.
+
+        Args:
+            micro_batch: Which samples.
+            batch: What `prepare` made of it.
+            features_MF: Captured features of its context tokens, when the objective needs them.
+            groups: Length group of each sample, shape ``(num_samples,)``.
         """
         ...
 
@@ -65,9 +92,25 @@ class Objective(Protocol):
         """Return the metrics that a step's sums say."""
         ...
 
+    def score(self, sums: Tensor) -> float:
+        """Return how good the model is on held-out samples; more is better."""
+        ...
+
     def save(self, run_dir: Path, facts: dict[str, Any]) -> Path:
         """Write the trained model under its final name in the run folder."""
         ...
+
+
+def read_rows(micro_batch: MicroBatch, store: TokenStore) -> list[list[Sample]]:
+    """Read the samples of each row, cut to the plan's longest length."""
+    most = micro_batch.max_length
+    return [[_cut(store[index], most) for index in row] for row in micro_batch.rows]
+
+
+def _cut(sample: Sample, most: int) -> Sample:
+    if len(sample.input_ids) <= most:
+        return sample
+    return replace(sample, input_ids=sample.input_ids[:most], loss_mask=sample.loss_mask[:most])
 
 
 def autocast(device: torch.device, precision: str) -> Any:

@@ -12,19 +12,24 @@ from pydantic import ValidationError
 from dflash_core.artifacts import content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError, DFlashError
+from dflash_core.training.checkpoint import (
+    Cursor,
+    checkpoint_path,
+    latest_checkpoint,
+    read_cursor,
+)
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.monitor import STATUS_NAME, write_status
-from dflash_core.training.objective import Objective
 from dflash_core.training.ranks import Ranks, join_ranks
-from dflash_core.training.target_objective import TargetObjective
+from dflash_core.training.roles import Stores, consuming_role, serve_target
+from dflash_core.training.stop import StopRequest
 from dflash_core.training.trainer import Trainer
 
 __all__ = ["main", "run_job"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) -> int:
     """Run a job on this rank; every failure leaves its reason in ``status.json``."""
     parser = argparse.ArgumentParser(prog="python -m dflash_core.training")
     parser.add_argument("--config", type=Path, required=True, help="the run's job.json")
@@ -37,98 +42,133 @@ def main(argv: Sequence[str] | None = None) -> int:
     job.run_dir.mkdir(parents=True, exist_ok=True)
     try:
         with join_ranks(job.training) as ranks:
-            run_job(job, ranks)
-    except DFlashError as error:
-        _say_failed(job.run_dir, f"{type(error).__name__}: {error}")
-        return error.exit_code
-    except Exception as error:  # the reason must reach the flow, whatever it is
-        traceback.print_exc()
-        _say_failed(job.run_dir, f"{type(error).__name__}: {error}")
-        return 1
-    return 0
+            return _guarded(job, ranks, stop)
+    except DFlashError as error:  # the group could not be joined, or not be left
+        return _failed(job.run_dir, error)
 
 
-def run_job(job: TrainingJob, ranks: Ranks) -> None:
+def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> None:
     """Train on this rank and, at the end, write the model.
 
     Raises:
         DFlashError: Something is wrong with the job, or the run failed.
     """
     _check(job)
-    store = TokenStore.open(job.store)
-    epochs = Epochs(job, store)
-    objective = _objective(job, store, ranks)
-    ingredients = {
-        **epochs.ingredients(),
-        "store": store.content_hash,
-        "model": content_digest(_shape(job)),
-        "optimizer": content_digest(job.training.optimizer.model_dump(mode="json")),
-        "objective": job.training.objective,
-    }
-    trainer = Trainer(job, objective, epochs, ranks, ingredients)
-    if not trainer.run():
+    heldout = None if job.heldout_store is None else TokenStore.open(job.heldout_store)
+    stores = Stores(TokenStore.open(job.store), heldout)
+    epochs = Epochs(job, stores.train, heldout)
+    cursor = _find_cursor(job, ranks, _ingredients(job, epochs, stores))
+    if not ranks.is_consumer:
+        serve_target(job, stores, epochs, ranks, first_step=cursor.step)
+        ranks.meet(what="the end of the run")
         return
-    if ranks.is_first:
+    role = consuming_role(job, stores, epochs, ranks, first_step=cursor.step)
+    request = stop or StopRequest()
+    trainer = Trainer(job, role.objective, epochs, role.validation, ranks, cursor, request)
+    finished = trainer.run(role.pipeline)
+    role.pipeline.close()
+    if finished and ranks.is_first:
+        trainer.restore_best()
         facts = {
             "plan": epochs.plan(0).content_hash,
-            "store": store.content_hash,
+            "store": stores.train.content_hash,
+            "step": trainer.cursor.best_step or trainer.cursor.step,
             "job": json.loads(job.model_dump_json()),
         }
-        objective.save(job.run_dir, facts)
-        steps = epochs.num_steps
-        write_status(job.run_dir, "finished", step=steps, num_steps=steps)
+        role.objective.save(job.run_dir, facts)
+        _tell_finished(job, epochs, trainer.cursor)
     ranks.meet(what="the end of the run")
 
 
-def _check(job: TrainingJob) -> None:
-    if job.training.topology.kind == "disaggregated":
-        raise ConfigError(
-            "training.topology.kind 'disaggregated' cannot be trained yet; set it to 'colocated'"
-        )
-    if job.batching.strategy == "packed":
-        raise ConfigError(
-            "batching.strategy 'packed' needs a target that attends within documents, which this "
-            "trainer does not drive yet; set it to sorted, random, bucketed or pooled"
-        )
+def _guarded(job: TrainingJob, ranks: Ranks, stop: StopRequest | None) -> int:
+    """Run, and let the reason be known before peers notice that this rank is gone."""
+    try:
+        run_job(job, ranks, stop)
+    except DFlashError as error:
+        return _failed(job.run_dir, error)
+    except Exception as error:  # the reason must reach the flow, whatever it is
+        traceback.print_exc()
+        return _failed(job.run_dir, error, who=ranks.name)
+    return 0
 
 
-def _objective(job: TrainingJob, store: TokenStore, ranks: Ranks) -> Objective:
-    training = job.training
-    if training.objective == "target":
-        return TargetObjective(
-            job.target,
-            store,
-            seed=training.seed,
-            device=ranks.device,
-            precision=training.precision,
-        )
-    return DraftObjective(
-        job.target,
-        job.draft,
-        job.loss,
-        job.batching.anchors,
-        store,
-        seed=training.seed,
-        device=ranks.device,
-        precision=training.precision,
-        init_drafter=job.init_drafter,
+def _tell_finished(job: TrainingJob, epochs: Epochs, cursor: Cursor) -> None:
+    reason = ""
+    if cursor.step < epochs.num_steps:
+        reason = f"no gain in {cursor.num_worse} measurements; the best was at step "
+        reason += str(cursor.best_step)
+    write_status(
+        job.run_dir, "finished", step=cursor.step, num_steps=epochs.num_steps, reason=reason
     )
 
 
-def _shape(job: TrainingJob) -> dict[str, object]:
-    return {
+def _find_cursor(job: TrainingJob, ranks: Ranks, ingredients: dict[str, str]) -> Cursor:
+    """Return where the run goes on; rank 0 looks, so that all ranks take the same checkpoint."""
+    folder = job.run_dir / "checkpoints"
+    step = 0
+    if ranks.is_first and job.training.resume:
+        latest = latest_checkpoint(folder)
+        if latest is not None:
+            step = read_cursor(latest, ingredients).step
+    step = ranks.agree(step, what="the choice of a checkpoint")
+    if step == 0:
+        return Cursor(ingredients=ingredients)
+    return read_cursor(checkpoint_path(folder, step), ingredients)
+
+
+def _ingredients(job: TrainingJob, epochs: Epochs, stores: Stores) -> dict[str, str]:
+    training = job.training
+    shape = {
         "target": job.target.model_dump(mode="json"),
         "draft": job.draft.model_dump(mode="json"),
         "loss": job.loss.model_dump(mode="json"),
-        "precision": job.training.precision,
+        "precision": training.precision,
+    }
+    return {
+        **epochs.ingredients(),
+        "store": stores.train.content_hash,
+        "held-out store": "none" if stores.heldout is None else stores.heldout.content_hash,
+        "model": content_digest(shape),
+        "optimizer": content_digest(training.optimizer.model_dump(mode="json")),
+        "objective": training.objective,
     }
 
 
-def _say_failed(run_dir: Path, reason: str) -> None:
+def _check(job: TrainingJob) -> None:
+    training = job.training
+    disaggregated = training.topology.kind == "disaggregated"
+    if disaggregated and training.objective == "target":
+        raise ConfigError(
+            "training.objective 'target' has no frozen target to put on ranks of its own; set "
+            "training.topology.kind to 'colocated'"
+        )
+    if disaggregated and training.features == "cache":
+        raise ConfigError(
+            "training.features 'cache' is filled and read by the rank that trains; set "
+            "training.topology.kind to 'colocated'"
+        )
+    if training.validation.every_steps is not None and job.heldout_store is None:
+        raise ConfigError(
+            f"training.validation.every_steps is {training.validation.every_steps} but there are "
+            "no held-out samples; set heldout_store"
+        )
+    accept = training.validation.accept_every_steps
+    if accept is not None and (disaggregated or training.objective == "target"):
+        raise ConfigError(
+            f"training.validation.accept_every_steps is {accept}, but decoding needs drafter and "
+            "target on one rank; set training.topology.kind to 'colocated' and training.objective "
+            "to 'draft', or leave it out"
+        )
+
+
+def _failed(run_dir: Path, error: Exception, *, who: str = "") -> int:
     """Record the first failure; the peers' errors only follow from it."""
-    sys.stderr.write(f"{reason}\n")
+    reason = f"{who}: {type(error).__name__}: {error}" if who else str(error)
+    sys.stderr.write(f"{type(error).__name__}: {reason}\n")
+    code = error.exit_code if isinstance(error, DFlashError) else 1
     file = run_dir / STATUS_NAME
-    if file.is_file() and json.loads(file.read_bytes())["state"] == "failed":
-        return
-    step = json.loads(file.read_bytes())["step"] if file.is_file() else 0
-    write_status(run_dir, "failed", step=step, reason=reason.split(": ", 1)[-1])
+    status = json.loads(file.read_bytes()) if file.is_file() else {}
+    if status.get("state") != "failed":
+        steps = {name: int(status.get(name, 0)) for name in ("step", "num_steps")}
+        write_status(run_dir, "failed", **steps, reason=reason)
+    return code

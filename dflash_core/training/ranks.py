@@ -1,4 +1,8 @@
-"""The process group: who this rank is, and that it never outlives its launcher."""
+"""The process groups: who this rank is, what it does, and that it never outlives its launcher.
+
+Ranks that consume micro-batches come first (0 writes the files), target ranks after them. Features
+travel in a group of their own, apart from gradients and control.
+"""
 
 import ctypes
 import os
@@ -8,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,36 +33,77 @@ class Ranks:
     Attributes:
         rank: Number of this process, from 0.
         world_size: Number of processes.
+        num_consumers: Processes that consume micro-batches; the others run the target for them.
         device: Where this process computes.
         timeout_s: Longest wait for another rank.
+        consumers: Group of the consuming ranks, None when there is one.
+        everyone: Group of all ranks for control, None when there is one.
+        features: Group of all ranks for features, None when colocated.
     """
 
     rank: int
     world_size: int
+    num_consumers: int
     device: torch.device
     timeout_s: float
+    consumers: Any = None
+    everyone: Any = None
+    features: Any = None
 
     @property
     def is_first(self) -> bool:
         """Whether this is the rank that writes files."""
         return self.rank == 0
 
+    @property
+    def is_consumer(self) -> bool:
+        """Whether this rank consumes micro-batches."""
+        return self.rank < self.num_consumers
+
+    @property
+    def num_targets(self) -> int:
+        """Ranks that only run the target; 0 when colocated."""
+        return self.world_size - self.num_consumers
+
+    @property
+    def name(self) -> str:
+        """What this rank is called in messages."""
+        return self.name_of(self.rank)
+
+    def name_of(self, rank: int) -> str:
+        """Return what a rank is called in messages."""
+        if not self.num_targets:
+            return f"rank {rank}"
+        role = "drafter" if rank < self.num_consumers else "target"
+        return f"rank {rank} ({role})"
+
     def add(self, tensor: Tensor, *, what: str) -> Tensor:
-        """Sum a tensor over all ranks, in place.
+        """Sum a tensor over the consuming ranks, in place.
 
         Args:
-            tensor: Same shape on every rank.
+            tensor: Same shape on every consuming rank.
             what: What is waited for, for the error message.
 
         Raises:
             TrainingError: Another rank left or did not come within the timeout.
         """
-        if self.world_size > 1:
-            try:
-                dist.all_reduce(tensor)
-            except RuntimeError as error:
-                raise self._alone(what, error) from error
+        if self.consumers is not None:
+            with self.waiting("the other ranks", what):
+                dist.all_reduce(tensor, group=self.consumers)
         return tensor
+
+    def agree(self, value: int, *, what: str) -> int:
+        """Return rank 0's value on every rank.
+
+        Raises:
+            TrainingError: Another rank left or did not come within the timeout.
+        """
+        if self.everyone is None:
+            return value
+        shared = torch.tensor([value])
+        with self.waiting("rank 0", what):
+            dist.broadcast(shared, src=0, group=self.everyone)
+        return int(shared)
 
     def meet(self, *, what: str) -> None:
         """Wait until every rank is here.
@@ -65,14 +111,21 @@ class Ranks:
         Raises:
             TrainingError: Another rank left or did not come within the timeout.
         """
-        self.add(torch.zeros(1, device=self.device), what=what)
+        if self.everyone is not None:
+            with self.waiting("the other ranks", what):
+                dist.all_reduce(torch.zeros(1), group=self.everyone)
 
-    def _alone(self, what: str, error: Exception) -> TrainingError:
-        first = str(error).strip().splitlines()[0]
-        return TrainingError(
-            f"rank {self.rank} waited up to {self.timeout_s:g} s for the other ranks at {what} in "
-            f"vain ({first}); the rank that failed first says why, or raise training.timeout_s"
-        )
+    @contextmanager
+    def waiting(self, for_whom: str, what: str) -> Iterator[None]:
+        """Turn a failed wait into a sentence that says who waited for whom."""
+        try:
+            yield
+        except RuntimeError as error:
+            first = str(error).strip().splitlines()[0]
+            raise TrainingError(
+                f"{self.name} waited up to {self.timeout_s:g} s for {for_whom} at {what} in vain "
+                f"({first}); the rank that failed first says why, or raise training.timeout_s"
+            ) from error
 
 
 @contextmanager
@@ -97,12 +150,35 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    rank = int(os.environ.get("RANK", "0"))
-    if world_size > 1:
-        timeout = timedelta(seconds=config.timeout_s)
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout)
+    ranks = Ranks(
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=world_size,
+        num_consumers=config.topology.num_consumers,
+        device=device,
+        timeout_s=config.timeout_s,
+    )
+    if world_size == 1:
+        yield ranks
+        return
+    timeout = timedelta(seconds=config.timeout_s)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
     try:
-        yield Ranks(rank, world_size, device, config.timeout_s)
+        yield _with_groups(ranks, timeout)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.destroy_process_group()
+
+
+def _with_groups(ranks: Ranks, timeout: timedelta) -> Ranks:
+    """Make the groups, in the same order on every rank."""
+    consumers = dist.new_group(list(range(ranks.num_consumers)), timeout=timeout)
+    features = dist.new_group(timeout=timeout) if ranks.num_targets else None
+    return Ranks(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        num_consumers=ranks.num_consumers,
+        device=ranks.device,
+        timeout_s=ranks.timeout_s,
+        consumers=consumers if ranks.num_consumers > 1 and ranks.is_consumer else None,
+        everyone=dist.group.WORLD,
+        features=features,
+    )

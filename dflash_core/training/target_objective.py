@@ -1,5 +1,6 @@
 """Train the target itself: next-token cross-entropy on supervised tokens."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +11,56 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
-from dflash_core.training.objective import MicroBatch, autocast
+from dflash_core.training.composition import NUM_GROUPS
+from dflash_core.training.config import TrainingJob
+from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_rows
 from dflash_core.training.saving import save_target
 
 __all__ = ["TargetObjective"]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of documents; ``label_BT`` marks tokens that are predicted from the one before."""
+
+    ids_BT: Tensor
+    label_BT: Tensor
+    document_BT: Tensor
+    position_BT: Tensor | None
+    num_documents: int
 
 
 class TargetObjective:
     """Fine-tunes a target, or trains one from random weights when its folder holds none.
 
     Args:
-        config: The target; a folder with config.json and tokenizer but no weights starts fresh.
-        store: Samples.
-        seed: Seed of fresh weights.
+        job: The run; a target folder with config.json and tokenizer but no weights starts fresh.
+        store: Training samples.
+        heldout: Held-out samples.
         device: Where it runs.
-        precision: Precision of matrix products.
     """
 
     num_sums = 3  # loss, weight, correct
+    num_positions = 1
 
     def __init__(
         self,
-        config: TargetConfig,
+        job: TrainingJob,
         store: TokenStore,
-        *,
-        seed: int,
+        heldout: TokenStore | None,
         device: torch.device,
-        precision: str,
     ) -> None:
         self._store = store
+        self._heldout = heldout
         self._device = device
-        self._precision = precision
+        self._precision = job.training.precision
+        config = job.target
         if any(config.path.glob("*.safetensors")):
             target = load_target(config, device=device)
             self._model, self._tokenizer = target.model, target.tokenizer
         else:
-            torch.manual_seed(seed)
+            torch.manual_seed(job.training.seed)
             shape = AutoConfig.from_pretrained(config.path)
             self._model = AutoModelForCausalLM.from_config(
                 shape, attn_implementation=config.attention
@@ -60,37 +73,83 @@ class TargetObjective:
         """The target."""
         return self._model
 
-    def run(self, micro_batch: MicroBatch) -> Tensor:
-        """Add the gradient of the summed cross-entropy."""
-        samples = [row[0] for row in micro_batch.samples(self._store)]
-        shape = (len(samples), micro_batch.padded_length)
+    def prepare(self, micro_batch: MicroBatch) -> _Batch:
+        """Lay samples out in rows."""
+        store = self._heldout if micro_batch.heldout else self._store
+        assert store is not None
+        rows = read_rows(micro_batch, store)
+        shape = (len(rows), micro_batch.padded_length)
         ids = np.zeros(shape, dtype=np.int64)
-        supervised = np.zeros(shape, dtype=np.bool_)
-        real = np.zeros(shape, dtype=np.int64)
-        for row, sample in enumerate(samples):
-            length = len(sample.input_ids)
-            ids[row, :length] = sample.input_ids
-            supervised[row, :length] = sample.loss_mask
-            real[row, :length] = 1
-        ids_BT = torch.from_numpy(ids).to(self._device)
-        labelled_BT = torch.from_numpy(supervised).to(self._device)[:, 1:]
+        label = np.zeros(shape, dtype=np.bool_)
+        document = np.zeros(shape, dtype=np.int64)
+        position = np.zeros(shape, dtype=np.int64)
+        count = 0
+        for row, samples in enumerate(rows):
+            column = 0
+            for sample in samples:
+                end = column + len(sample.input_ids)
+                ids[row, column:end] = sample.input_ids
+                label[row, column + 1 : end] = sample.loss_mask[1:]
+                document[row, column:end] = count
+                position[row, column:end] = np.arange(end - column)
+                column, count = end, count + 1
+        packed = count > len(rows)
+        return _Batch(
+            ids_BT=torch.from_numpy(ids),
+            label_BT=torch.from_numpy(label),
+            document_BT=torch.from_numpy(document),
+            # Positions that begin anew tell transformers where documents end.
+            position_BT=torch.from_numpy(position) if packed else None,
+            num_documents=count,
+        )
+
+    def run(
+        self, micro_batch: MicroBatch, batch: Any, features_MF: Tensor | None, groups: Tensor
+    ) -> Outcome:
+        """Add the gradient of the summed cross-entropy."""
+        assert isinstance(batch, _Batch)
+        ids_BT = batch.ids_BT.to(self._device)
+        label_BT = batch.label_BT.to(self._device)[:, 1:]
+        position_BT = None if batch.position_BT is None else batch.position_BT.to(self._device)
         # Right padding is never seen by a real token of a causal model: no mask is needed, and
         # attention without one is faster.
         with autocast(self._device, self._precision):
-            hidden_BTD = self._model.get_decoder()(ids_BT, use_cache=False).last_hidden_state
-            logits_PV = self._model.get_output_embeddings()(hidden_BTD[:, :-1][labelled_BT])
-        labels_P = ids_BT[:, 1:][labelled_BT]
-        loss = F.cross_entropy(logits_PV.float(), labels_P, reduction="sum") * micro_batch.weight
-        loss.backward()
+            hidden_BTD = self._model.get_decoder()(
+                ids_BT, position_ids=position_BT, use_cache=False
+            ).last_hidden_state
+            logits_PV = self._model.get_output_embeddings()(hidden_BTD[:, :-1][label_BT])
+        labels_P = ids_BT[:, 1:][label_BT]
+        loss_P = F.cross_entropy(logits_PV.float(), labels_P, reduction="none")
+        loss = loss_P.sum() * micro_batch.weight
+        if torch.is_grad_enabled():
+            loss.backward()
         correct = (logits_PV.detach().argmax(-1) == labels_P).sum() * micro_batch.weight
         weight = len(labels_P) * micro_batch.weight
-        return torch.tensor([float(loss.detach()), weight, float(correct)], dtype=torch.float64)
+        sums = torch.tensor([float(loss.detach()), weight, float(correct)], dtype=torch.float64)
+        documents_P = batch.document_BT[:, 1:][batch.label_BT[:, 1:]]
+        return _outcome(sums, loss_P.detach().cpu().double(), documents_P, batch, groups)
 
     def describe(self, sums: Tensor) -> dict[str, Any]:
         """Return loss and accuracy of next-token prediction."""
         weight = max(float(sums[1]), 1e-12)
         return {"loss": float(sums[0]) / weight, "accuracy": float(sums[2]) / weight}
 
+    def score(self, sums: Tensor) -> float:
+        """Return the negative loss."""
+        return -float(sums[0]) / max(float(sums[1]), 1e-12)
+
     def save(self, run_dir: Path, facts: dict[str, Any]) -> Path:
         """Write a transformers folder with bfloat16 weights."""
         return save_target(self._model, self._tokenizer, run_dir / "target", facts)
+
+
+def _outcome(
+    sums: Tensor, loss_P: Tensor, documents_P: Tensor, batch: _Batch, groups: Tensor
+) -> Outcome:
+    both_P2 = torch.stack([loss_P, torch.ones_like(loss_P)], dim=1)
+    by_sample = torch.zeros(batch.num_documents, 2, dtype=torch.float64)
+    by_sample.index_add_(0, documents_P, both_P2)
+    weight = float(sums[1] > 0)
+    by_group = torch.zeros(NUM_GROUPS, 2, dtype=torch.float64)
+    by_group.index_add_(0, groups, by_sample * weight)
+    return Outcome(sums, by_group[:, :1], by_group[:, 1:], by_sample)

@@ -1,41 +1,44 @@
-"""The loop: steps of the plan, one reduction each, checkpoints, a way to stop at any step."""
+"""The loop: steps of the plan, one reduction each, measurements, checkpoints, a way to stop."""
 
 import math
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dflash_core.errors import TrainingError
 from dflash_core.training.checkpoint import (
     Cursor,
-    latest_checkpoint,
+    checkpoint_path,
     load_checkpoint,
     save_checkpoint,
 )
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.epochs import Epochs
+from dflash_core.training.epochs import Epochs, Work
 from dflash_core.training.flat import FlatGradients
-from dflash_core.training.monitor import MetricsFile, peak_memory_bytes, write_status
+from dflash_core.training.monitor import MetricsFile, StepMonitor, StepSums, write_status
 from dflash_core.training.objective import Objective
 from dflash_core.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from dflash_core.training.pipeline import Pipeline
 from dflash_core.training.ranks import Ranks
+from dflash_core.training.stop import StopRequest
+from dflash_core.training.validation import Validation
 
 __all__ = ["Trainer"]
 
 
 class Trainer:
-    """Runs a job on this rank, in step with the others.
+    """Runs a job on this rank, in step with the other consuming ranks.
 
     Args:
         job: The run.
         objective: What is trained; its weights are made alike on all ranks.
         epochs: The plans.
+        validation: Measurements on held-out samples.
         ranks: This process among the others.
-        ingredients: What a checkpoint must have been made of to be resumed.
+        cursor: Where the run goes on.
+        stop: The request to stop.
     """
 
     def __init__(
@@ -43,87 +46,113 @@ class Trainer:
         job: TrainingJob,
         objective: Objective,
         epochs: Epochs,
+        validation: Validation,
         ranks: Ranks,
-        ingredients: dict[str, str],
+        cursor: Cursor,
+        stop: StopRequest,
     ) -> None:
         self._job = job
         self._objective = objective
         self._epochs = epochs
+        self._validation = validation
         self._ranks = ranks
-        self._ingredients = ingredients
+        self._stop = stop
+        self._cursor = cursor
         parameters = [p for p in objective.module.parameters() if p.requires_grad]
         self._gradients = FlatGradients(parameters)
         self._optimizer = build_optimizer(parameters, job.training.optimizer)
-        self._stop_asked = False
-        self._cursor = Cursor(
-            step=0, epoch=0, step_in_epoch=0, bad_steps=0, ingredients=ingredients
-        )
-        signal.signal(signal.SIGTERM, self._ask_to_stop)
+        self._monitor = StepMonitor(epochs, objective, ranks)
+        self._save_s = 0.0
+        if cursor.step:
+            self._load(cursor.step)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the run is."""
+        return self._cursor
 
     @property
     def checkpoints(self) -> Path:
         """Folder of the run's checkpoints."""
         return self._job.run_dir / "checkpoints"
 
-    def run(self) -> bool:
-        """Train to the end, or until asked to stop.
+    def run(self, pipeline: Pipeline) -> bool:
+        """Train to the end, until there is no more gain, or until asked to stop.
 
         Returns:
-            Whether the run is finished; otherwise it was saved and can be resumed.
+            Whether the run is finished; otherwise it can be resumed.
 
         Raises:
             TrainingError: Too many steps in a row without a finite loss, or another rank left.
         """
-        self._resume()
-        first = self._ranks.is_first
-        metrics = MetricsFile(self._job.run_dir, keep_steps=self._cursor.step) if first else None
+        metrics = None
+        if self._ranks.is_first:
+            metrics = MetricsFile(self._job.run_dir, keep_steps=self._cursor.step)
         self._tell("running")
         try:
             while self._cursor.step < self._epochs.num_steps:
-                line, stop = self._step()
+                line, stop = self._step(pipeline)
+                improved = self._measure(pipeline, line)
                 if metrics is not None:
                     metrics.write(line)
-                every = self._job.training.checkpoint_every_steps
-                done = self._cursor.step >= self._epochs.num_steps
-                if stop or done or self._cursor.step % every == 0:
-                    self._save()
-                if stop and not done:
-                    self._tell("interrupted", "asked to stop")
+                if stop and self._cursor.step < self._epochs.num_steps:
+                    self._stop_here()
                     return False
+                self._save_if_due(improved)
+                if self._patience_is_over:
+                    break
+            return True
+        except BaseException:
+            pipeline.abandon()
+            raise
         finally:
             if metrics is not None:
                 metrics.close()
-        return True
 
-    def _step(self) -> tuple[dict[str, Any], bool]:
-        cursor, training = self._cursor, self._job.training
-        begin = time.perf_counter()
+    def restore_best(self) -> None:
+        """Take the weights of the best measurement, if there was one."""
+        best = self._cursor.best_step
+        if best is not None and checkpoint_path(self.checkpoints, best).is_dir():
+            state = load_checkpoint(checkpoint_path(self.checkpoints, best))
+            self._objective.module.load_state_dict(state["module"])
+
+    def _step(self, pipeline: Pipeline) -> tuple[dict[str, Any], bool]:
+        step = self._cursor.step
+        self._monitor.begin(pipeline)
         self._gradients.zero()
-        sums = torch.zeros(self._objective.num_sums, dtype=torch.float64)
-        for micro_batch in self._epochs.micro_batches(
-            cursor.epoch, cursor.step_in_epoch, self._ranks.rank
-        ):
-            sums += self._objective.run(micro_batch)
-        busy_s = time.perf_counter() - begin
-        where = f"step {cursor.step + 1}"
-        extra = [busy_s, peak_memory_bytes(self._ranks.device), float(self._stop_asked)]
-        shared = torch.cat([sums, torch.tensor(extra, dtype=torch.float64)])
-        shared = self._ranks.add(shared.to(self._ranks.device), what=where).cpu()
+        sums = StepSums.zeros(self._objective)
+        for work in self._own(self._epochs.work(step)):
+            ready = pipeline.take()
+            assert ready.work.number == work.number, "the pipeline follows the plan"
+            begin = time.perf_counter()
+            groups = self._monitor.groups(work.micro_batch)
+            outcome = self._objective.run(work.micro_batch, ready.batch, ready.features_MF, groups)
+            sums.add(outcome, ready, time.perf_counter() - begin)
+        self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
+        where = f"step {step + 1}"
+        flat = sums.flat.to(self._ranks.device)
+        sums.flat.copy_(self._ranks.add(flat, what=where))
         self._ranks.add(self._gradients.buffer, what=where)
-        rate = learning_rate(cursor.step, self._epochs.num_steps, training.optimizer)
-        norm, skipped = self._update(shared, rate)
-        stop = bool(shared[-1])
-        line = self._describe(shared, rate, norm, skipped, begin)
+        self._monitor.reduced()
+        rate = learning_rate(step, self._epochs.num_steps, self._job.training.optimizer)
+        norm, skipped = self._update(sums, rate)
         self._advance(skipped)
-        return line, stop
+        line = self._monitor.describe(step, sums)
+        line |= {
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "skipped": skipped,
+            "skipped_steps": self._cursor.skipped_steps,
+        }
+        return line, sums.asked_to_stop
 
-    def _update(self, shared: Tensor, rate: float) -> tuple[float, bool]:
+    def _update(self, sums: StepSums, rate: float) -> tuple[float, bool]:
         """Apply the step's gradient, unless it is not finite; every rank decides alike."""
-        weight = float(shared[1])
+        loss, weight = float(sums.objective[0]), float(sums.objective[1])
         if weight <= 0:
             return 0.0, False  # no sample of the step has anything to learn from
         norm = self._gradients.normalise(weight, self._job.training.optimizer.grad_clip)
-        if not (math.isfinite(norm) and math.isfinite(float(shared[0]))):
+        if not (math.isfinite(norm) and math.isfinite(loss)):
             return norm, True
         set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
@@ -139,74 +168,82 @@ class Trainer:
                 f"{cursor.step + 1}, the limit is {limit}; lower "
                 "training.optimizer.learning_rate or raise training.max_bad_steps"
             )
-        epoch, step = cursor.epoch, cursor.step_in_epoch + 1
-        if step == self._epochs.steps_per_epoch[epoch]:
-            epoch, step = epoch + 1, 0
-        self._cursor = cursor.model_copy(
-            update={
-                "step": cursor.step + 1,
-                "epoch": epoch,
-                "step_in_epoch": step,
-                "bad_steps": bad_steps,
-            }
+        self._move(
+            step=cursor.step + 1,
+            bad_steps=bad_steps,
+            skipped_steps=cursor.skipped_steps + skipped,
         )
 
-    def _describe(
-        self, shared: Tensor, rate: float, norm: float, skipped: bool, begin: float
-    ) -> dict[str, Any]:
-        cursor, world_size = self._cursor, self._ranks.world_size
-        counts = self._epochs.counts(cursor.epoch, cursor.step_in_epoch)
-        described = self._objective.describe(shared[: self._objective.num_sums])
-        step_s = time.perf_counter() - begin
-        busy_s = float(shared[-3]) / world_size
-        stages = {
-            "target": described.get("target_s", 0.0) / world_size,
-            "draft": described.get("draft_s", busy_s) / world_size,
-            "wait": max(step_s - busy_s, 0.0),
-        }
-        return {
-            "step": cursor.step + 1,
-            "num_steps": self._epochs.num_steps,
-            "epoch": cursor.epoch,
-            "epoch_progress": (cursor.step_in_epoch + 1)
-            / self._epochs.steps_per_epoch[cursor.epoch],
-            **described,
-            "grad_norm": norm,
-            "learning_rate": rate,
-            "skipped": skipped,
-            "real_tokens": counts.real_tokens,
-            "token_slots": counts.token_slots,
-            "supervised_tokens": counts.supervised_tokens,
-            "padding_efficiency": counts.real_tokens / counts.token_slots,
-            "step_s": step_s,
-            "real_tokens_per_s": counts.real_tokens / step_s,
-            "slots_per_s": counts.token_slots / step_s,
-            "wait_s": stages["wait"],
-            "bottleneck": max(stages, key=lambda name: stages[name]),
-            "peak_memory_bytes": int(shared[-2]),
-        }
+    def _measure(self, pipeline: Pipeline, line: dict[str, Any]) -> bool:
+        """Measure held-out samples if they are due; return whether the model is the best yet."""
+        step = self._cursor.step - 1
+        if not self._epochs.is_due(step):
+            return False
+        works = self._own(self._epochs.heldout_work(step))
+        found = self._validation.measure(step, works, pipeline)
+        line |= found.metrics
+        if found.score is None or not math.isfinite(found.score):
+            return False
+        best = self._cursor.best_score
+        if best is not None and found.score <= best:
+            self._move(num_worse=self._cursor.num_worse + 1)
+            return False
+        self._move(best_step=step + 1, best_score=found.score, num_worse=0)
+        return True
 
-    def _resume(self) -> None:
-        latest = latest_checkpoint(self.checkpoints) if self._job.training.resume else None
-        if latest is None:
-            return
-        loaded = load_checkpoint(latest, self._ingredients)
-        self._objective.module.load_state_dict(loaded.state["module"])
-        self._optimizer.load_state_dict(loaded.state["optimizer"])
-        torch.set_rng_state(loaded.state["rng"])
-        self._cursor = loaded.cursor
+    @property
+    def _patience_is_over(self) -> bool:
+        patience = self._job.training.validation.patience
+        return patience is not None and self._cursor.num_worse >= patience
+
+    def _own(self, works: list[Work]) -> list[Work]:
+        return [work for work in works if work.consumer == self._ranks.rank]
+
+    def _move(self, **changes: Any) -> None:
+        self._cursor = self._cursor.model_copy(update=changes)
+
+    def _load(self, step: int) -> None:
+        state = load_checkpoint(checkpoint_path(self.checkpoints, step))
+        self._objective.module.load_state_dict(state["module"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._monitor.load(state["monitor"])
+        self._validation.load(state["validation"])
+        torch.set_rng_state(state["rng"])
+
+    def _save_if_due(self, improved: bool) -> None:
+        step = self._cursor.step
+        every = self._job.training.checkpoint_every_steps
+        over = step >= self._epochs.num_steps or self._patience_is_over
+        if improved or over or step % every == 0:
+            self._save()
+
+    def _stop_here(self) -> None:
+        """Save within the time that a stop leaves; every rank decides alike."""
+        limit = self._job.training.shutdown_save_s
+        if self._save_s > limit:
+            last = latest_step(self.checkpoints)
+            reason = (
+                f"asked to stop; a checkpoint takes {self._save_s:.0f} s and the limit is "
+                f"{limit:.0f} s, so the run goes on from step {last}"
+            )
+        else:
+            self._save()
+            reason = "asked to stop"
+        self._tell("interrupted", reason)
 
     def _save(self) -> None:
+        begin = time.perf_counter()
         if self._ranks.is_first:
+            state = {
+                "module": self._objective.module.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "monitor": self._monitor.state(),
+                "validation": self._validation.state(),
+                "rng": torch.get_rng_state(),
+            }
             keep = self._job.training.keep_checkpoints
             try:
-                save_checkpoint(
-                    self.checkpoints,
-                    self._objective.module,
-                    self._optimizer,
-                    self._cursor,
-                    keep=keep,
-                )
+                save_checkpoint(self.checkpoints, state, self._cursor, keep=keep)
             except OSError as error:
                 print(  # noqa: T201  (torchrun's own log)
                     f"checkpoint at step {self._cursor.step} was not written "
@@ -214,7 +251,9 @@ class Trainer:
                     flush=True,
                 )
             self._tell("running")
-        self._ranks.meet(what=f"the checkpoint of step {self._cursor.step}")
+        seconds = torch.tensor([time.perf_counter() - begin if self._ranks.is_first else 0.0])
+        what = f"the checkpoint of step {self._cursor.step}"
+        self._save_s = float(self._ranks.add(seconds.to(self._ranks.device), what=what))
 
     def _tell(self, state: str, reason: str = "") -> None:
         if self._ranks.is_first:
@@ -226,5 +265,8 @@ class Trainer:
                 reason=reason,
             )
 
-    def _ask_to_stop(self, number: int, frame: Any) -> None:
-        self._stop_asked = True
+
+def latest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint, 0 without one."""
+    names = [path.name for path in folder.glob("step-*")]
+    return max((int(name.removeprefix("step-")) for name in names), default=0)

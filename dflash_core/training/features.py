@@ -1,0 +1,142 @@
+"""Where the drafter's context features come from: the target, here or on another rank, or a cache.
+
+Legend: B rows, T slots, M context tokens, F features.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dflash_core.draft import eligible_anchors
+from dflash_core.draft.batch import DraftBatch
+from dflash_core.errors import ConfigError
+from dflash_core.target.loading import Target
+from dflash_core.training.feature_cache import FeatureCache
+from dflash_core.training.objective import MicroBatch
+
+__all__ = ["CachedFeatures", "FeatureSource", "OnlineFeatures", "check_packing", "timed"]
+
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+
+
+class FeatureSource(Protocol):
+    """Gives the features of a batch's context tokens, as a stand-in may."""
+
+    def __call__(self, micro_batch: MicroBatch, batch: DraftBatch) -> Tensor:
+        """Return features, shape (M, F), on the batch's device."""
+        ...
+
+
+class OnlineFeatures:
+    """Runs the target.
+
+    Args:
+        target: The target.
+        packed: Whether rows hold several documents.
+
+    Raises:
+        ConfigError: The target's tokens see beyond their document in packed rows.
+    """
+
+    def __init__(self, target: Target, *, packed: bool) -> None:
+        if packed:
+            check_packing(target)
+        self._target = target
+        self._packed = packed
+
+    def rows(self, batch: DraftBatch) -> Tensor:
+        """Return features of all slots, shape (B, T, F)."""
+        positions_BT = batch.position_ids_BT if self._packed else None
+        # Right padding is never seen by a real token of a causal model: no mask is needed.
+        return self._target.features(batch.input_ids_BT, position_ids_BT=positions_BT)
+
+    def __call__(self, micro_batch: MicroBatch, batch: DraftBatch) -> Tensor:
+        """Return features of the context tokens."""
+        return self.rows(batch).flatten(0, 1)[batch.context_index_M]
+
+
+@torch.no_grad()
+def check_packing(target: Target) -> None:
+    """Run two documents in one row and apart.
+
+    Raises:
+        ConfigError: They differ: this target cannot take packed rows.
+    """
+    device = target.input_embeddings.weight.device
+    ids_1T = (torch.arange(24, device=device) * 7 % min(target.vocab_size, 97))[None]
+    positions_1T = torch.cat([torch.arange(12), torch.arange(12)])[None].to(device)
+    together = target.features(ids_1T, position_ids_BT=positions_1T)[0, 12:].float()
+    apart = target.features(ids_1T[:, 12:])[0].float()
+    error = float((together - apart).abs().max() / apart.abs().max().clamp(min=1e-6))
+    if not error <= PROBE_TOLERANCE[target.input_embeddings.weight.dtype]:
+        raise ConfigError(
+            f"batching.strategy 'packed' needs a target whose tokens see their own document only, "
+            f"but with attention '{target.model.config._attn_implementation}' this "
+            f"{type(target.model).__name__} differs by {error:.2g}; set batching.strategy to "
+            "sorted, random, bucketed or pooled"
+        )
+
+
+def timed(source: Any, micro_batch: MicroBatch, batch: DraftBatch) -> tuple[Tensor, float]:
+    """Return features and the seconds they took."""
+    begin = time.perf_counter()
+    features_MF = source(micro_batch, batch)
+    if features_MF.is_cuda:
+        torch.cuda.synchronize(features_MF.device)
+    return features_MF, time.perf_counter() - begin
+
+
+class CachedFeatures:
+    """Reads features that were captured before; runs the target for what is missing or damaged.
+
+    Args:
+        caches: Of the training samples and of the held-out ones.
+        online: Loads the target, when it is first needed.
+        device: Where features go.
+    """
+
+    def __init__(
+        self,
+        caches: tuple[FeatureCache, FeatureCache | None],
+        online: Callable[[], OnlineFeatures],
+        device: torch.device,
+    ) -> None:
+        self._caches = caches
+        self._load = online
+        self._online: OnlineFeatures | None = None
+        self._device = device
+
+    def __call__(self, micro_batch: MicroBatch, batch: DraftBatch) -> Tensor:
+        """Return features of the context tokens."""
+        cache = self._caches[micro_batch.heldout]
+        assert cache is not None
+        documents_M = batch.document_ids_BT.flatten()[batch.context_index_M]
+        counts = torch.bincount(documents_M, minlength=batch.num_documents).tolist()
+        found = [
+            cache.read(sample, count)
+            for sample, count in zip(micro_batch.samples, counts, strict=True)
+        ]
+        kept = [piece for piece in found if piece is not None]
+        if len(kept) == len(found):
+            return torch.cat(kept).to(self._device)
+        # The whole micro-batch is run, so that losses are those of an online run bit for bit.
+        self._online = self._online or self._load()
+        features_TF = self._online.rows(batch).flatten(0, 1)
+        self._write(cache, micro_batch, batch, features_TF)
+        return features_TF[batch.context_index_M]
+
+    def _write(
+        self, cache: FeatureCache, micro_batch: MicroBatch, batch: DraftBatch, all_TF: Tensor
+    ) -> None:
+        """Keep every token that an anchor of any epoch may see."""
+        documents_T = batch.document_ids_BT.flatten().cpu()
+        mask_T = batch.loss_mask_BT.flatten().cpu().numpy()
+        for document, sample in enumerate(micro_batch.samples):
+            places = torch.nonzero(documents_T == document).flatten()
+            start, end = int(places[0]), int(places[-1]) + 1
+            eligible = eligible_anchors(mask_T[start:end])
+            count = max(int(eligible[-1]), 1) if len(eligible) else 0
+            cache.write(sample, all_TF[start : start + count])

@@ -1,0 +1,113 @@
+"""Micro-batches on their way to the trainer: read ahead, with features from here or elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from dflash_core.training.channel import Ready, Receiver
+from dflash_core.training.epochs import Work
+from dflash_core.training.features import FeatureSource, timed
+from dflash_core.training.objective import MicroBatch
+from dflash_core.training.ranks import Ranks
+from dflash_core.training.stage import Stage
+
+__all__ = ["Pipeline", "computed", "prepared"]
+
+
+class Pipeline:
+    """Gives this rank's micro-batches in the order of the plan.
+
+    Args:
+        works: What this rank consumes.
+        prepare: Reads and lays out a micro-batch.
+        ranks: This process among the others.
+        depth: Micro-batches that may wait between two stages.
+        source: Where features come from on this rank; None when another rank sends them, or
+            none are needed.
+        receiver: Where features come in from target ranks.
+    """
+
+    def __init__(
+        self,
+        works: Iterator[Work],
+        prepare: Callable[[MicroBatch], Any],
+        ranks: Ranks,
+        *,
+        depth: int,
+        source: FeatureSource | None = None,
+        receiver: Receiver | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._source = source
+        self._receiver = receiver
+        self._prefetch = Stage(
+            prepared(works, prepare),
+            depth=depth,
+            name="prefetch",
+            device=ranks.device,
+            timeout_s=ranks.timeout_s,
+        )
+        self._last: Stage[Ready] = self._prefetch
+        if receiver is not None:
+            self._last = Stage(
+                receiver.stream(self._prefetch),
+                depth=1,
+                name="receive",
+                device=ranks.device,
+                timeout_s=ranks.timeout_s + 5,  # so that the receiver's own sentence comes first
+            )
+        self.waited_s = 0.0
+
+    @property
+    def prefetch_s(self) -> float:
+        """Seconds spent reading and laying out, so far."""
+        return self._prefetch.busy_s
+
+    @property
+    def num_waiting(self) -> int:
+        """Prepared micro-batches that wait."""
+        return self._prefetch.num_waiting
+
+    def take(self) -> Ready:
+        """Return the next micro-batch, on this rank's device."""
+        begin = time.perf_counter()
+        ready = next(self._last)
+        self.waited_s += time.perf_counter() - begin
+        batch = ready.batch
+        if self._ranks.device.type == "cuda" and hasattr(batch, "to"):
+            batch = batch.to(self._ranks.device)
+        if self._source is None:
+            return Ready(ready.work, batch, ready.features_MF, ready.target_s, ready.num_ahead)
+        features_MF, seconds = timed(self._source, ready.work.micro_batch, batch)
+        return Ready(ready.work, batch, features_MF, seconds)
+
+    def abandon(self) -> None:
+        """Stop reading ahead after a failure; nobody is waited for."""
+        if self._receiver is None:
+            self._prefetch.close()
+
+    def close(self) -> None:
+        """Stop reading ahead and tell target ranks that no more is wanted."""
+        if self._receiver is not None:
+            self._receiver.close()
+            for _ in self._last:  # what is under way must arrive before the end is told
+                pass
+        self._prefetch.close()
+
+
+def prepared(works: Iterator[Work], prepare: Callable[[MicroBatch], Any]) -> Iterator[Ready]:
+    """Yield laid-out micro-batches."""
+    for work in works:
+        yield Ready(work, prepare(work.micro_batch))
+
+
+def computed(
+    items: Iterator[Ready], source: FeatureSource, device: torch.device
+) -> Iterator[Ready]:
+    """Yield micro-batches with features, on a rank that only runs the target."""
+    for item in items:
+        batch = item.batch.to(device) if device.type == "cuda" else item.batch
+        features_MF, seconds = timed(source, item.work.micro_batch, batch)
+        yield Ready(item.work, None, features_MF, seconds)

@@ -1,0 +1,215 @@
+"""What a rank is made of: the parts of a consuming rank, and what a target rank does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dflash_core.corpus.store import TokenStore
+from dflash_core.draft import draft_spec
+from dflash_core.target.loading import Target, load_target, target_digest
+from dflash_core.training.channel import Receiver, send_features
+from dflash_core.training.composition import group_of, length_edges
+from dflash_core.training.config import TrainingJob
+from dflash_core.training.draft_objective import DraftObjective, Layout
+from dflash_core.training.epochs import Epochs
+from dflash_core.training.feature_cache import FeatureCache, make_room
+from dflash_core.training.features import CachedFeatures, FeatureSource, OnlineFeatures
+from dflash_core.training.objective import Objective
+from dflash_core.training.pipeline import Pipeline, computed, prepared
+from dflash_core.training.ranks import Ranks
+from dflash_core.training.stage import Stage
+from dflash_core.training.target_objective import TargetObjective
+from dflash_core.training.validation import Validation
+
+__all__ = ["ConsumingRole", "Stores", "consuming_role", "serve_target"]
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The samples: for training, and held out."""
+
+    train: TokenStore
+    heldout: TokenStore | None
+
+
+@dataclass(frozen=True)
+class ConsumingRole:
+    """Parts of a rank that consumes micro-batches."""
+
+    objective: Objective
+    pipeline: Pipeline
+    validation: Validation
+
+
+def consuming_role(
+    job: TrainingJob, stores: Stores, epochs: Epochs, ranks: Ranks, *, first_step: int
+) -> ConsumingRole:
+    """Build what trains on this rank.
+
+    Args:
+        job: The run.
+        stores: The samples.
+        epochs: The plans.
+        ranks: This process among the others.
+        first_step: Step that the run goes on from.
+
+    Raises:
+        DFlashError: Target, drafter and settings do not fit together.
+    """
+    source: FeatureSource | None = None
+    receiver: Receiver | None = None
+    accept: Callable[[], float] | None = None
+    topology = job.training.topology
+    if job.training.objective == "target":
+        objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks.device)
+    elif ranks.num_targets:
+        target = load_target(job.target, device=ranks.device, layers=False)
+        objective = DraftObjective(job, target, stores.train, stores.heldout)
+        receiver = Receiver(ranks, *feature_shape(target), topology.queue_depth)
+    else:
+        target, source = _colocated_source(job, stores, epochs, ranks)
+        objective = DraftObjective(job, target, stores.train, stores.heldout)
+        if job.training.validation.accept_every_steps is not None:
+            accept = _acceptance(job, stores, epochs, target, objective)
+    pipeline = Pipeline(
+        epochs.stream(first_step, consumer=ranks.rank),
+        objective.prepare,
+        ranks,
+        depth=topology.queue_depth,
+        source=source,
+        receiver=receiver,
+    )
+    groups = _heldout_groups(stores, epochs)
+    validation = Validation(job.training.validation, epochs, objective, groups, ranks, accept)
+    return ConsumingRole(objective, pipeline, validation)
+
+
+def serve_target(
+    job: TrainingJob, stores: Stores, epochs: Epochs, ranks: Ranks, *, first_step: int
+) -> None:
+    """Run the target for the drafter ranks until they want no more."""
+    target = load_target(job.target, device=ranks.device)
+    spec = draft_spec(job.draft, target)
+    layout = Layout(
+        stores.train,
+        stores.heldout,
+        spec.block_size,
+        spec.mask_token_id,
+        job,
+        pin=ranks.device.type == "cuda",
+    )
+    depth = job.training.topology.queue_depth
+    works = epochs.stream(first_step, target=ranks.rank - ranks.num_consumers)
+    source = OnlineFeatures(target, packed=epochs.plan(0).packed)
+
+    def stage(items, name: str) -> Stage:
+        return Stage(items, depth=depth, name=name, device=ranks.device, timeout_s=ranks.timeout_s)
+
+    prefetch = stage(prepared(works, layout), "prefetch")
+    forward = stage(computed(prefetch, source, ranks.device), "target")
+    send_features(forward, ranks)
+    forward.close()
+    prefetch.close()
+
+
+def feature_shape(target: Target) -> tuple[int, torch.dtype]:
+    """Return width and type of a token's features."""
+    width = target.input_embeddings.weight.shape[1]
+    return len(target.layer_ids) * width, target.input_embeddings.weight.dtype
+
+
+def _colocated_source(
+    job: TrainingJob, stores: Stores, epochs: Epochs, ranks: Ranks
+) -> tuple[Target, FeatureSource]:
+    packed = epochs.plan(0).packed
+    if job.training.features == "online":
+        target = load_target(job.target, device=ranks.device)
+        return target, OnlineFeatures(target, packed=packed)
+    light = load_target(job.target, layers=False)
+    caches = _open_caches(job, stores, epochs, light, ranks)
+    needed = job.training.validation.accept_every_steps is not None or not all(
+        cache.is_complete() for cache in caches if cache is not None
+    )
+    # Without decoder layers until a sample turns out to be damaged.
+    target = load_target(job.target, device=ranks.device, layers=needed)
+
+    def online() -> OnlineFeatures:
+        whole = target if needed else load_target(job.target, device=ranks.device)
+        return OnlineFeatures(whole, packed=packed)
+
+    return target, CachedFeatures(caches, online, ranks.device)
+
+
+def _open_caches(
+    job: TrainingJob, stores: Stores, epochs: Epochs, target: Target, ranks: Ranks
+) -> tuple[FeatureCache, FeatureCache | None]:
+    width, dtype = feature_shape(target)
+    # Rank 0 hashes the target's files once for all.
+    digest = int(target_digest(job.target.path)[:15], 16) if ranks.is_first else 0
+    digest = ranks.agree(digest, what="the hash of the target")
+    most = epochs.plan(0).max_length
+
+    def open_one(store: TokenStore) -> FeatureCache:
+        lengths = np.minimum(store.lengths, most)
+        identity = {
+            "target": f"{digest:015x}",
+            "layer_ids": str(list(target.layer_ids)),
+            "dtype": str(dtype),
+            "attention": job.target.attention,
+            "store": store.content_hash,
+            "max_length": str(most),
+        }
+        folder = make_room(
+            job.training.cache,
+            lengths,
+            num_features=width,
+            dtype=dtype,
+            identity=identity,
+        )
+        return FeatureCache(folder, lengths, num_features=width, dtype=dtype)
+
+    # One rank makes room, the others find it made.
+    if not ranks.is_first:
+        ranks.meet(what="the feature cache")
+    heldout = stores.heldout
+    caches = open_one(stores.train), None if heldout is None else open_one(heldout)
+    if ranks.is_first:
+        ranks.meet(what="the feature cache")
+    return caches
+
+
+def _heldout_groups(stores: Stores, epochs: Epochs) -> NDArray[np.int64] | None:
+    if stores.heldout is None:
+        return None
+    return group_of(stores.heldout.lengths, length_edges(epochs.lengths))
+
+
+def _acceptance(
+    job: TrainingJob, stores: Stores, epochs: Epochs, target: Target, objective: DraftObjective
+) -> Callable[[], float]:
+    """Return what decodes held-out prompts with the drafter as it is."""
+    from dflash_core.decoding import EvaluationConfig, Prompt, evaluate_drafter
+
+    assert stores.heldout is not None
+    validation = job.training.validation
+    config = EvaluationConfig(
+        max_new_tokens=validation.max_new_tokens,
+        batch_size=validation.num_prompts,
+        compare_plain=False,
+    )
+    chosen = epochs.heldout_samples
+    chosen = chosen[np.linspace(0, len(chosen) - 1, validation.num_prompts).astype(np.int64)]
+    prompts = []
+    for index in np.unique(chosen).tolist():
+        sample = stores.heldout[index]
+        start = int(np.argmax(sample.loss_mask))
+        if start > 0:
+            prompts.append(Prompt(sample.input_ids[:start], sample.domain))
+
+    def accept() -> float:
+        return evaluate_drafter(target, objective.drafter, prompts, config).tau
+
+    return accept

@@ -1,0 +1,118 @@
+"""A stage of the pipeline: an iterator that runs ahead in a thread of its own, by so much."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import torch
+
+from dflash_core.errors import TrainingError
+
+__all__ = ["Stage"]
+
+T = TypeVar("T")
+POLL_S = 0.05
+_END = object()
+
+
+class _Raised:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Stage(Generic[T]):
+    """Iterates in the background and hands results over a bounded queue.
+
+    Args:
+        items: What to run ahead; its errors come out here.
+        depth: Results that may wait; the stage pauses when so many do.
+        name: Name for error messages.
+        device: Device that the iterator works on.
+        timeout_s: Longest wait for a result.
+
+    Attributes:
+        busy_s: Seconds spent in the iterator.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[T],
+        *,
+        depth: int,
+        name: str,
+        device: torch.device,
+        timeout_s: float,
+    ) -> None:
+        self.busy_s = 0.0
+        self._items = items
+        self._name = name
+        self._device = device
+        self._timeout_s = timeout_s
+        self._queue: queue.Queue[object] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Results that wait to be taken."""
+        return self._queue.qsize()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            found = self._queue.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise TrainingError(
+                f"the {self._name} stage gave nothing for {self._timeout_s:g} s; look at the "
+                "storage of the token store, or raise training.timeout_s"
+            ) from None
+        if isinstance(found, _Raised):
+            self._queue.put(found)
+            raise found.error
+        if found is _END:
+            self._queue.put(_END)
+            raise StopIteration
+        return found  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Stop running ahead and drop what waits."""
+        self._closed.set()
+        while self._thread.is_alive():
+            self._drop()
+            self._thread.join(POLL_S)
+
+    def _drop(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            return
+
+    def _run(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        last: object = _END
+        try:
+            while not self._closed.is_set():
+                begin = time.perf_counter()
+                item = next(self._items, _END)
+                self.busy_s += time.perf_counter() - begin
+                if item is _END:
+                    break
+                self._hand_over(item)
+        except BaseException as error:
+            last = _Raised(error)
+        self._hand_over(last)
+
+    def _hand_over(self, item: object) -> None:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(item, timeout=POLL_S)
+            except queue.Full:
+                continue
+            return
