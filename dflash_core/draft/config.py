@@ -47,5 +47,5 @@ class LossConfig(FrozenModel):
     """Smoothing of D-PACE."""
     attention: Literal["sliced", "flex"] = "sliced"
     """Attention in training: SDPA over slices of like context, or FlexAttention (for GPUs)."""
-    chunk_anchors: int = Field(default=256, ge=1)
+    chunk_anchors: int = Field(default=32, ge=1)
     """Anchors whose logits are in memory at the same time."""

@@ -223,17 +223,22 @@ class _ChunkedLoss(torch.autograd.Function):
             soft_PV = None
             if teacher_NKD is not None:
                 soft_PV = _logits(model, teacher_NKD[rows][scored], head_VD).softmax(-1)
-            normalizer_P1 = logits_PV.logsumexp(-1, keepdim=True)
-            loss_P = _slot_loss(logits_PV, normalizer_P1, labels_P, soft_PV)
-            loss[rows] = loss[rows].masked_scatter(scored, loss_P)
-            correct[rows] = correct[rows].masked_scatter(scored, logits_PV.argmax(-1) == labels_P)
+            top_P, best_P = logits_PV.max(-1)
+            correct[rows] = correct[rows].masked_scatter(scored, best_P == labels_P)
+            score_P = _label_score(logits_PV, labels_P, soft_PV)
+            cap_slope_PV = _cap_slope(model, logits_PV)
+            # From here on the logits' memory holds unnormalised chances, then the gradient.
+            chance_PV = logits_PV.sub_(top_P[:, None]).exp_()
+            mass_P = chance_PV.sum(-1)
+            loss[rows] = loss[rows].masked_scatter(scored, top_P + mass_P.log() - score_P)
             if config.kind == "dpace":
                 weight[rows] = dpace_weights(torch.exp(-loss[rows]), scored, config.dpace_alpha)
             if ctx.needs_input_grad[0]:
-                weight_P = weight[rows][scored]
-                slope_PV = _logit_slope(
-                    model, logits_PV, normalizer_P1, labels_P, soft_PV, weight_P
-                )
+                factor_P = weight[rows][scored] * model.spec.output_multiplier
+                slope_PV = chance_PV.mul_((factor_P / mass_P)[:, None])
+                _subtract_labels(slope_PV, factor_P, labels_P, soft_PV)
+                if cap_slope_PV is not None:
+                    slope_PV *= cap_slope_PV
                 gradient_PD = (slope_PV.to(head_VD.dtype) @ head_VD).to(gradient.dtype)
                 gradient[rows] = gradient[rows].masked_scatter(scored[..., None], gradient_PD)
         ctx.save_for_backward(gradient)
@@ -256,32 +261,22 @@ def _logits(model: DraftModel, hidden_PD: Tensor, head_VD: Tensor) -> Tensor:
     return logits_PV.float() if logits_PV.dtype.itemsize < 4 else logits_PV
 
 
-def _slot_loss(
-    logits_PV: Tensor, normalizer_P1: Tensor, labels_P: Tensor, soft_PV: Tensor | None
-) -> Tensor:
-    """Return cross-entropy, or the forward KL divergence from the soft labels."""
+def _label_score(logits_PV: Tensor, labels_P: Tensor, soft_PV: Tensor | None) -> Tensor:
+    """Return what the loss subtracts from logsumexp: cross-entropy's, or forward KL's."""
     if soft_PV is None:
-        return (normalizer_P1 - logits_PV.gather(1, labels_P[:, None]))[:, 0]
-    entropy_P = torch.special.entr(soft_PV).sum(-1)
-    return normalizer_P1[:, 0] - (soft_PV * logits_PV).sum(-1) - entropy_P
+        return logits_PV.gather(1, labels_P[:, None])[:, 0]
+    return (soft_PV * logits_PV).sum(-1) + torch.special.entr(soft_PV).sum(-1)
 
 
-def _logit_slope(
-    model: DraftModel,
-    logits_PV: Tensor,
-    normalizer_P1: Tensor,
-    labels_P: Tensor,
-    soft_PV: Tensor | None,
-    weight_P: Tensor,
-) -> Tensor:
-    """Return the gradient for the head's raw output; reuses the logits' memory."""
-    spec = model.spec
-    cap = spec.final_logit_softcapping
-    cap_slope = None if cap is None else 1 - (logits_PV / cap).square()
-    slope_PV = logits_PV.sub_(normalizer_P1).exp_()
+def _cap_slope(model: DraftModel, logits_PV: Tensor) -> Tensor | None:
+    cap = model.spec.final_logit_softcapping
+    return None if cap is None else 1 - (logits_PV / cap).square()
+
+
+def _subtract_labels(
+    slope_PV: Tensor, factor_P: Tensor, labels_P: Tensor, soft_PV: Tensor | None
+) -> None:
     if soft_PV is None:
-        slope_PV[torch.arange(len(labels_P), device=labels_P.device), labels_P] -= 1
+        slope_PV.scatter_add_(1, labels_P[:, None], -factor_P[:, None])
     else:
-        slope_PV -= soft_PV
-    slope_PV *= weight_P[:, None] * spec.output_multiplier
-    return slope_PV if cap_slope is None else slope_PV.mul_(cap_slope)
+        slope_PV -= soft_PV * factor_P[:, None]
