@@ -1,0 +1,220 @@
+"""Lengths out of token data on disk: Parquet, Arrow, JSON lines, or a token store.
+
+Polars streams the files and hands back one row per distinct length, so memory does not grow with
+the number of samples. Of a file with a length column, tokens are not read at all.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash_core.artifacts import MANIFEST_NAME
+from dflash_core.config import FrozenModel
+from dflash_core.errors import DataError
+from dflash_core.profiling.counting import profile_of_counts
+from dflash_core.profiling.profile import LengthProfile
+from dflash_core.profiling.screening import ABSURD_LENGTH, Oversize
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["TokenColumns", "profile_data", "read_lengths"]
+
+SUFFIXES = {
+    ".parquet": "scan_parquet",
+    ".pq": "scan_parquet",
+    ".arrow": "scan_ipc",
+    ".ipc": "scan_ipc",
+    ".feather": "scan_ipc",
+    ".jsonl": "scan_ndjson",
+    ".ndjson": "scan_ndjson",
+}
+
+
+class TokenColumns(FrozenModel):
+    """Names of the columns of token data; only tokens or lengths must be there."""
+
+    length: str = "length"
+    """Tokens of each sample, read instead of the tokens themselves where it exists."""
+    tokens: str = "input_ids"
+    """Token ids of each sample."""
+    supervised: str = "supervised"
+    """Supervised tokens of each sample, read instead of the mask where it exists."""
+    mask: str = "loss_mask"
+    """Supervision of each token: booleans, or 0 and 1."""
+    domain: str = "domain"
+    """Where the sample came from."""
+
+
+def profile_data(
+    paths: Iterable[Path],
+    *,
+    max_length: int | None = None,
+    oversize: Oversize = "drop",
+    columns: TokenColumns | None = None,
+) -> LengthProfile:
+    """Profile token data in files, folders of files, or token stores.
+
+    Args:
+        paths: Files by suffix (.parquet, .arrow, .jsonl, ...), folders of such, token stores.
+        max_length: Longest usable sample in tokens.
+        oversize: What happens to longer samples and to unusable lengths; each is counted.
+        columns: Names of the columns.
+
+    Raises:
+        DataError: No such file, an unknown suffix, no usable column, a damaged file, or a bad
+            length under ``error``.
+    """
+    import polars as pl
+
+    names = TokenColumns() if columns is None else columns
+    limit = max_length if oversize == "truncate" else None
+    profile: LengthProfile | None = None
+    for file in token_files(paths):
+        table = (
+            _measures(file, names, limit)
+            .group_by("domain", "length")
+            .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("supervised").sum())
+        )
+        for part in _collect(table, file).partition_by("domain", maintain_order=True):
+            own = profile_of_counts(
+                part["length"].to_list(),
+                part["count"].to_list(),
+                part["supervised"].fill_null(0).to_list(),
+                domain=part["domain"][0],
+                max_length=max_length,
+                oversize=oversize,
+            )
+            profile = own if profile is None else profile.merge(own)
+    if profile is None:
+        raise DataError(f"{', '.join(map(str, paths))} hold no samples; give token data")
+    return profile
+
+
+def read_lengths(
+    path: Path, *, columns: TokenColumns | None = None
+) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+    """Return the length and, where known, the supervised tokens of every sample.
+
+    Args:
+        path: As for `profile_data`, or a ``.npy`` file of lengths.
+        columns: Names of the columns.
+
+    Returns:
+        Lengths, shape ``(num_samples,)``, object dtype with None where one is missing; supervised
+        tokens, same shape, or None.
+
+    Raises:
+        DataError: As `profile_data`.
+    """
+    if path.suffix == ".npy":
+        return _load_array(path), None
+    names = TokenColumns() if columns is None else columns
+    tables = [_collect(_measures(file, names, None), file) for file in token_files([path])]
+    lengths = np.concatenate([_with_missing(table["length"]) for table in tables])
+    if any(table["supervised"].null_count() for table in tables):
+        return lengths, None
+    return lengths, np.concatenate([table["supervised"].to_numpy() for table in tables])
+
+
+def token_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the data files under paths, in a stable order.
+
+    Raises:
+        DataError: No such file, or no file of a known suffix.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise DataError(f"{path} does not exist; give token data or a token store")
+        own = [path]
+        if path.is_dir():
+            own = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+            if (path / MANIFEST_NAME).is_file():
+                own = [file for file in own if file.suffix == ".arrow"]
+        if not own or own[0].suffix not in SUFFIXES:
+            raise DataError(f"{path} holds no token data; give {', '.join(SUFFIXES)} or a store")
+        found += own
+    return found
+
+
+def _measures(file: Path, names: TokenColumns, limit: int | None) -> "pl.LazyFrame":
+    """Return length, supervised and domain of every sample of a file, lazily."""
+    import polars as pl
+
+    frame: pl.LazyFrame = getattr(pl, SUFFIXES[file.suffix])(file)
+    try:
+        schema = frame.collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{file} is damaged: {_first_line(error)}") from None
+    if names.length in schema:
+        length = _whole(frame, names.length, schema[names.length], file)
+    elif isinstance(schema.get(names.tokens), pl.List | pl.Array):
+        length = pl.col(names.tokens).list.len().cast(pl.Int64)
+    else:
+        raise DataError(
+            f"{file} has neither a column '{names.length}' nor lists in '{names.tokens}' but "
+            f"{', '.join(schema)}; name its columns"
+        )
+    domain = pl.lit("") if names.domain not in schema else pl.col(names.domain).cast(pl.String)
+    return frame.select(
+        length=length,
+        supervised=_supervised(schema, names, limit),
+        domain=domain.fill_null(""),
+    )
+
+
+def _supervised(schema: "pl.Schema", names: TokenColumns, limit: int | None) -> "pl.Expr":
+    import polars as pl
+
+    if isinstance(schema.get(names.mask), pl.List) and (
+        limit is not None or names.supervised not in schema
+    ):
+        mask = pl.col(names.mask)
+        return (mask if limit is None else mask.list.head(limit)).list.sum().cast(pl.Int64)
+    if names.supervised in schema:
+        counted = pl.col(names.supervised).cast(pl.Int64)
+        return counted if limit is None else counted.clip(upper_bound=limit)
+    return pl.lit(None, dtype=pl.Int64)
+
+
+def _whole(frame: "pl.LazyFrame", name: str, dtype: "pl.DataType", file: Path) -> "pl.Expr":
+    """Return a numeric column as int64, with what int64 cannot hold bounded."""
+    import polars as pl
+
+    if not dtype.is_numeric():
+        raise DataError(f"column '{name}' of {file} is of type {dtype}; give whole numbers")
+    column = pl.col(name)
+    if not dtype.is_float():
+        return column.cast(pl.Int128).clip(-1, ABSURD_LENGTH + 1).cast(pl.Int64)
+    broken = frame.select((column.is_finite() & (column != column.floor())).sum())
+    if count := _collect(broken, file).item():
+        raise DataError(f"column '{name}' of {file} has {count:,} fractions; give whole numbers")
+    return column.fill_nan(None).clip(-1, ABSURD_LENGTH + 1).cast(pl.Int64)
+
+
+def _collect(frame: "pl.LazyFrame", file: Path) -> "pl.DataFrame":
+    import polars as pl
+
+    try:
+        return frame.collect(engine="streaming")
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{file} is damaged: {_first_line(error)}") from None
+
+
+def _with_missing(lengths: "pl.Series") -> NDArray[Any]:
+    return np.array(lengths.to_list(), dtype=object) if lengths.null_count() else lengths.to_numpy()
+
+
+def _load_array(path: Path) -> NDArray[Any]:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no .npy file of lengths: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
