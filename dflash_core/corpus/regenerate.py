@@ -31,7 +31,7 @@ __all__ = [
     "regenerate_chats",
 ]
 
-WINDOW = 64
+WINDOW = 256  # answered together: enough for full batches, little to lose when stopped
 
 
 @dataclass(frozen=True)

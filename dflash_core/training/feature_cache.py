@@ -88,7 +88,7 @@ class FeatureCache:
         flat = features_MF.detach().to("cpu", self._dtype).contiguous().view(torch.uint8).numpy()
         data = flat.reshape(-1)
         self._bytes(sample)[: len(data)] = data
-        self._table[sample] = (len(features_MF) + 1, zlib.crc32(data))
+        self._table[sample] = (len(features_MF) + 1, zlib.crc32(data.data))
 
     @property
     def width(self) -> int:

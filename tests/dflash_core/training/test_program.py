@@ -109,7 +109,7 @@ def test_a_changed_ingredient_is_refused_by_name(make_job: MakeJob) -> None:
     job = make_job()
     run_here(job)
     batching = job.batching.model_copy(update={"token_budget": 2048})
-    with pytest.raises(ConfigError, match="batching.token_budget was 1024 and is 2048"):
+    with pytest.raises(ConfigError, match=r"batching\.token_budget was 1024 and is 2048"):
         run_here(job.model_copy(update={"batching": batching}))
 
 
