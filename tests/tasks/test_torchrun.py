@@ -1,0 +1,120 @@
+"""Real torchrun: followed live, blamed correctly, and gone whatever happens to its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_core.errors import TrainingError
+from tasks.torchrun import read_status, run_torchrun
+
+ROOT = Path(__file__).resolve().parents[2]
+TOY = "tests.tasks.toy_rank"
+
+
+def test_lines_and_steps_arrive_and_arguments_stay_with_the_module(tmp_path: Path) -> None:
+    """What looks like an option of torchrun is only ever an argument of the rank."""
+    lines: list[str] = []
+    steps: list[dict[str, Any]] = []
+    run_torchrun(
+        TOY,
+        [str(tmp_path), "end", "--nproc-per-node=7", "$(reboot)"],
+        num_ranks=2,
+        run_dir=tmp_path,
+        on_line=lines.append,
+        on_metrics=steps.extend,
+    )
+    said = sorted(line for line in lines if line.startswith("rank"))
+    assert said == [f"rank {r} got ('--nproc-per-node=7', '$(reboot)')" for r in (0, 1)]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+
+
+def test_the_guilty_rank_is_quoted_not_its_peer(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="ValueError: the guilty rank speaks") as caught:
+        run_torchrun(TOY, [str(tmp_path), "fail"], num_ranks=2, run_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert no_rank_lives(tmp_path)
+
+
+def test_sigterm_to_the_launcher_is_an_interruption_that_can_be_resumed(tmp_path: Path) -> None:
+    parent = start_parent(tmp_path)
+    wait_until_ranks_wait(tmp_path)
+    (launcher,) = children_of(parent.pid)
+    os.kill(launcher, signal.SIGTERM)
+    output, _ = parent.communicate(timeout=60)
+    assert "Interrupted: stopped on request after step 2 of 3" in output
+    assert no_rank_lives(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_death_of_the_parent_ends_every_rank_within_seconds(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    parent = start_parent(tmp_path)
+    wait_until_ranks_wait(tmp_path)
+    parent.send_signal(number)
+    parent.communicate(timeout=60)
+    assert eventually(lambda: no_rank_lives(tmp_path))
+    status = read_status(tmp_path)
+    assert status is not None and status.state == "interrupted", "they had time to save"
+
+
+def test_a_callback_that_fails_takes_the_ranks_with_it(tmp_path: Path) -> None:
+    def on_line(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_torchrun(TOY, [str(tmp_path), "wait"], num_ranks=2, run_dir=tmp_path, on_line=on_line)
+    assert no_rank_lives(tmp_path)
+
+
+def start_parent(run_dir: Path) -> "subprocess.Popen[str]":
+    code = (
+        "import pathlib, sys\n"
+        "from tasks.torchrun import run_torchrun, Interrupted\n"
+        "run_dir = pathlib.Path(sys.argv[1])\n"
+        f"try: run_torchrun({TOY!r}, [str(run_dir), 'wait'], num_ranks=2, run_dir=run_dir)\n"
+        "except Interrupted as error: print(f'Interrupted: {error}')\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(run_dir)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_until_ranks_wait(run_dir: Path) -> None:
+    assert eventually(lambda: len(list(run_dir.glob("waiting-*"))) == 2, timeout_s=120)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def no_rank_lives(run_dir: Path) -> bool:
+    return not any(alive(int(file.read_text())) for file in run_dir.glob("rank*.pid"))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected is dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def eventually(condition: Any, *, timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return bool(condition())
