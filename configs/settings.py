@@ -71,6 +71,8 @@ class TrackingConfig(FrozenModel):
     """MLflow server or database; a SQLite file under run.root when not given."""
     experiment: str | None = None
     """Experiment; named after the target when not given."""
+    patience_s: float = Field(default=600.0, ge=0)
+    """How long to wait for an MLflow that is away where its answer is needed: to register."""
     model_name: str = Field(default="dflash-drafter", min_length=1)
     """Registered model that new drafters become versions of."""
 

@@ -12,6 +12,7 @@
     │   ├── DraftError        a drafter does not fit its target, or its checkpoint is wrong
     │   └── CalibrationError  measurements cannot be used for this run
     ├── TrainingError         the torchrun program failed              exit code 1
+    ├── TrackingError         the tracking server does not answer      exit code 1
     └── Interrupted           stopped on request, can be resumed       exit code 4
 
 Every message is one sentence: what, with its value; the limit; the setting that fixes it.
@@ -29,6 +30,7 @@ __all__ = [
     "Interrupted",
     "PlanError",
     "TargetError",
+    "TrackingError",
     "TrainingError",
 ]
 
@@ -75,6 +77,10 @@ class CalibrationError(InputError):
 
 class TrainingError(DFlashError):
     """The training program ended without finishing; the message names the guilty rank."""
+
+
+class TrackingError(DFlashError):
+    """The tracking server does not answer where its answer is needed."""
 
 
 class Interrupted(DFlashError):

@@ -6,6 +6,7 @@ parent's death, and each rank for SIGKILL. Call from the flow's own thread, neve
 ``.submit()``: the kernel counts the death of the thread that forked.
 """
 
+import contextvars
 import json
 import os
 import re
@@ -180,7 +181,9 @@ class _MetricsTail:
         self._on_metrics = on_metrics
         self._offset = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # With the caller's context, so that log lines find their flow run.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
 
     def start(self) -> None:
         """Begin to follow the file from its start; consumers drop steps they already have."""

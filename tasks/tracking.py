@@ -1,10 +1,12 @@
-"""MLflow as the flows use it: a parent run, nested runs, steps in batches, a registered model.
+"""MLflow as the flows use it: a parent run, nested runs, steps in batches, figures and tables.
 
 Everything goes through a client with explicit addresses: no global state, nothing written into
-the working folder. What MLflow refuses while training runs is kept and delivered later.
+the working folder. Messages pass through a spool, so an MLflow that is away stops nothing.
 """
 
-import time
+import json
+import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,41 +14,72 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
 from prefect.runtime import flow_run
 
-from configs.settings import Settings, TrackingConfig
+from configs.settings import RunConfig, Settings, TrackingConfig
+from dflash_core.artifacts import atomic_write
+from dflash_core.errors import ConfigError, Interrupted
 from tasks.console import logger
-from tasks.run_folder import RunFolder
+from tasks.run_folder import RunFolder, open_run_folder
+from tasks.spool import SPOOL_NAME, Spool, now_ms
 
-__all__ = ["StepMetrics", "TrackedRun", "open_tracking", "tracking_client"]
+__all__ = [
+    "StepMetrics",
+    "TrackedRun",
+    "deliver_pending",
+    "open_tracking",
+    "tracking_client",
+]
 
 CHUNK = 800  # MLflow takes at most 1,000 metrics and 100 parameters in a call
 PARAM_CHUNK = 100
 PARAM_LENGTH = 500
+# MLflow's own defaults keep a caller for minutes; the spool tries again later instead.
+HTTP = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
 class TrackedRun:
-    """One MLflow run."""
+    """One MLflow run, reached through the spool of its flow run.
 
-    def __init__(self, client: MlflowClient, experiment_id: str, run_id: str) -> None:
-        self.client = client
-        self.experiment_id = experiment_id
-        self.run_id = run_id
+    Args:
+        spool: Takes the messages.
+        key: Names the run in the spool.
+        settings: Say how long to wait for MLflow where an answer is needed.
+        experiment: Experiment and where a new one keeps its artifacts.
+    """
+
+    def __init__(
+        self, spool: Spool, key: str, settings: TrackingConfig, experiment: tuple[str, str | None]
+    ) -> None:
+        self._spool = spool
+        self._key = key
+        self._settings = settings
+        self._experiment = experiment
+        self._tables: list[dict[str, str]] = []
+
+    @property
+    def client(self) -> MlflowClient:
+        """The client, for what needs an answer."""
+        return self._spool.client
+
+    @property
+    def run_id(self) -> str:
+        """MLflow's id of the run, once MLflow has everything told so far; waits for it."""
+        return self._spool.run_id(self._key, patience_s=self._settings.patience_s)
 
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator["TrackedRun"]:
         """Open a nested run, ended with the outcome of the block."""
-        nested = {"mlflow.parentRunId": self.run_id, **(tags or {})}
-        with _started(self.client, self.experiment_id, name, nested) as run:
+        with _opened(
+            self._spool, self._settings, self._experiment, name, tags or {}, self._key
+        ) as run:
             yield run
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log a nested mapping as dotted parameters."""
-        params = [Param(k, str(v)[:PARAM_LENGTH]) for k, v in _flatten(values)]
+        params = [(key, str(value)[:PARAM_LENGTH]) for key, value in _flatten(values)]
         for start in range(0, len(params), PARAM_CHUNK):
-            self.client.log_batch(self.run_id, params=params[start : start + PARAM_CHUNK])
+            self._put("params", values=dict(params[start : start + PARAM_CHUNK]))
 
     def log_metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
         """Log figures."""
@@ -54,41 +87,67 @@ class TrackedRun:
 
     def log_steps(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Log many steps at once; each line names its ``step``, lists become numbered figures."""
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(name, float(value), now, int(line["step"]))
+        now = now_ms()
+        rows = [
+            (name, value, now, int(line["step"]))
             for line in lines
             for name, value in _numbers(line)
         ]
-        for start in range(0, len(metrics), CHUNK):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + CHUNK])
+        for start in range(0, len(rows), CHUNK):
+            self._put("metrics", rows=rows[start : start + CHUNK])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
-        self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+        self._put("tags", values=dict(tags))
+
+    def log_dataset(
+        self, name: str, *, digest: str, source: str, profile: Mapping[str, Any]
+    ) -> None:
+        """Name the data that the run reads: where it lies, its content and its counts."""
+        values = {
+            "name": name,
+            "digest": digest[:36],
+            "source_type": "local",
+            "source": json.dumps({"uri": source}),
+            "profile": json.dumps(dict(profile)),
+        }
+        self._put("dataset", values=values, context="training")
 
     def log_json(self, name: str, value: Any) -> None:
         """Keep a JSON-able value as an artifact."""
-        self.client.log_dict(self.run_id, value, name)
+        self._keep(name, json.dumps(value, indent=1))
 
     def log_table(self, name: str, columns: Mapping[str, list[Any]]) -> None:
         """Keep a table that the MLflow page shows."""
-        self.client.log_table(self.run_id, dict(columns), name)
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        self._keep(name, json.dumps({"columns": list(columns), "data": rows}))
+        self._tables.append({"path": name, "type": "table"})
+        self.set_tags({"mlflow.loggedArtifacts": json.dumps(self._tables)})
 
     def log_figure(self, name: str, figure: Figure) -> None:
-        """Keep a figure as SVG."""
-        self.client.log_figure(self.run_id, figure, name)
+        """Keep a figure in the format that its name ends with."""
+        file = self._file(name)
+        figure.savefig(file)
+        self.log_files(file)
 
     def log_files(self, path: Path, folder: str | None = None) -> None:
         """Keep a file or a folder."""
-        if path.is_dir():
-            self.client.log_artifacts(self.run_id, str(path), folder)
-        else:
-            self.client.log_artifact(self.run_id, str(path), folder)
+        self._put("file", path=str(path.resolve()), folder=folder)
+
+    def _keep(self, name: str, text: str) -> None:
+        self.log_files(atomic_write(self._file(name), text))
+
+    def _file(self, name: str) -> Path:
+        file = self._spool.files / self._key / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file
+
+    def _put(self, kind: str, **values: Any) -> None:
+        self._spool.put(kind, self._key, **values)
 
 
 class StepMetrics:
-    """Delivers training steps to MLflow, each once, however often MLflow is away.
+    """Hands training steps over, each once, however often its lines are read.
 
     Args:
         run: Where steps go.
@@ -96,37 +155,20 @@ class StepMetrics:
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
-        self._waiting: list[Mapping[str, Any]] = []
         self._last_step = 0
-        self._away = False
 
     def deliver(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Send new lines, with those that could not be sent before."""
-        self._waiting += [line for line in lines if line["step"] > self._last_step]
-        if not self._waiting:
-            return
-        try:
-            self._run.log_steps(self._waiting)
-        except (MlflowException, OSError) as error:
-            if not self._away:
-                logger().warning("MLflow does not answer (%s); steps are kept for later", error)
-            self._away = True
-            return
-        self._away = False
-        self._last_step = max(line["step"] for line in self._waiting)
-        self._waiting = []
-
-    def finish(self) -> None:
-        """Send what is left; what still cannot be sent stays in the run's metrics.jsonl."""
-        self.deliver([])
-        if self._waiting:
-            logger().warning(
-                "%d steps did not reach MLflow; they are in metrics.jsonl", len(self._waiting)
-            )
+        """Hand over the lines of steps that are new."""
+        new = [line for line in lines if line["step"] > self._last_step]
+        if new:
+            self._last_step = max(line["step"] for line in new)
+            self._run.log_steps(new)
 
 
 def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
     """Return a client of the named server, or of the SQLite file under the root of all runs."""
+    for name, value in HTTP.items():
+        os.environ.setdefault(name, value)
     store = root.resolve() / "mlflow"
     if config.uri is None:
         store.mkdir(parents=True, exist_ok=True)
@@ -134,49 +176,91 @@ def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
+def deliver_pending(root: Path) -> dict[str, int]:
+    """Send what the runs under a root could not send; a run that is being worked on is left alone.
+
+    Returns:
+        Messages that still wait, by name of the run, of all runs that had any.
+    """
+    left = {}
+    for folder in Spool.unfinished(root):
+        name = folder.parent.name
+        try:
+            with open_run_folder(RunConfig(root=root, name=name), default_name=name):
+                uri = Spool.uri_of(folder)
+                spool = Spool(folder, MlflowClient(uri, uri))
+                spool.end_orphans()
+                spool.send(now=True)
+                left[name] = spool.num_waiting
+        except ConfigError:
+            continue  # somebody works there, and will deliver it
+    return left
+
+
 @contextmanager
 def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]:
     """Open the parent run of a flow run, with tags that lead to it.
+
+    What earlier runs could not send goes first, and runs that a killed process left open are ended.
 
     Args:
         settings: Say where MLflow is; the experiment is named after the target by default.
         folder: The run's folder; its root holds the database when no server is named.
     """
     config = settings.tracking
-    client = tracking_client(config, folder.root)
-    name = config.experiment or settings.target.path.name
+    spool = Spool(folder.path / SPOOL_NAME, tracking_client(config, folder.root))
+    spool.end_orphans()
+    artifacts = None if config.uri else (folder.root / "mlflow" / "artifacts").as_uri()
+    experiment = (config.experiment or settings.target.path.name, artifacts)
     tags = {
         "prefect.flow_run_id": str(flow_run.id),
         "prefect.flow_run_name": str(flow_run.name),
         "prefect.flow_name": str(flow_run.flow_name),
     }
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        artifacts = None if config.uri else (folder.root / "mlflow" / "artifacts").as_uri()
-        experiment_id = client.create_experiment(name, artifact_location=artifacts)
-    else:
-        experiment_id = found.experiment_id
-    with _started(client, experiment_id, folder.name, tags) as run:
-        yield run
+    try:
+        with _opened(spool, config, experiment, folder.name, tags, None) as run:
+            if not spool.num_waiting:
+                deliver_pending(folder.root)
+            yield run
+    finally:
+        if not spool.send(now=True):
+            logger().warning(
+                "%d messages did not reach MLflow; the next run in %s delivers them, or "
+                "dflash-flow runs --deliver",
+                spool.num_waiting,
+                folder.root,
+            )
 
 
 @contextmanager
-def _started(
-    client: MlflowClient, experiment_id: str, name: str, tags: Mapping[str, str]
+def _opened(
+    spool: Spool,
+    settings: TrackingConfig,
+    experiment: tuple[str, str | None],
+    name: str,
+    tags: Mapping[str, str],
+    parent: str | None,
 ) -> Iterator[TrackedRun]:
-    info = client.create_run(experiment_id, run_name=name, tags=dict(tags)).info
+    key = uuid.uuid4().hex
+    spool.put(
+        "create",
+        key,
+        experiment=experiment[0],
+        artifacts=experiment[1],
+        name=name,
+        tags=dict(tags),
+        parent=parent,
+        at_ms=now_ms(),
+    )
     status = "FAILED"
     try:
-        yield TrackedRun(client, experiment_id, info.run_id)
+        yield TrackedRun(spool, key, settings, experiment)
         status = "FINISHED"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         status = "KILLED"
         raise
     finally:
-        try:
-            client.set_terminated(info.run_id, status)
-        except (MlflowException, OSError) as error:
-            logger().warning("MLflow did not take the end of run %s: %s", info.run_id, error)
+        spool.put("end", key, status=status, at_ms=now_ms())
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,264 @@
+"""What MLflow is told, written down first: training goes on without it, and nothing comes twice.
+
+Every message is a line of ``journal.jsonl`` in the run's folder before it is sent, and a cursor
+says how many were taken. A crash between the two repeats a message, so messages are made to be
+repeated: metrics carry their own time, which makes them the same rows, and a run is looked up by
+its key before it is made.
+"""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from requests.exceptions import RequestException
+from sqlalchemy.exc import SQLAlchemyError
+
+from dflash_core.artifacts import atomic_write
+from dflash_core.errors import ConfigError, TrackingError
+from tasks.console import logger
+
+__all__ = ["SPOOL_NAME", "Spool", "now_ms"]
+
+SPOOL_NAME = "tracking"
+JOURNAL_NAME = "journal.jsonl"
+CURSOR_NAME = "cursor.json"
+MARK_NAME = "unfinished"
+KEY_TAG = "dflash.run"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+# What MLflow will not take however often it is offered; everything else counts as an outage.
+REFUSALS = {
+    "BAD_REQUEST",
+    "INVALID_PARAMETER_VALUE",
+    "NOT_FOUND",
+    "RESOURCE_ALREADY_EXISTS",
+    "RESOURCE_DOES_NOT_EXIST",
+}
+OUTAGES = (MlflowException, RequestException, SQLAlchemyError, OSError)
+
+
+class Spool:
+    """The messages of one flow run's MLflow runs, in order.
+
+    Args:
+        folder: Where journal and cursor lie; an earlier process's rest is sent first.
+        client: Where messages go.
+    """
+
+    def __init__(self, folder: Path, client: MlflowClient) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.client = client
+        self.files = folder / "files"
+        self._journal = folder / JOURNAL_NAME
+        self._cursor = folder / CURSOR_NAME
+        self._mark = folder / MARK_NAME
+        self._lock = threading.RLock()
+        self._sent = 0
+        self._ids: dict[str, str] = {}
+        earlier = _read_lines(self._journal)
+        if self._cursor.is_file():
+            state = json.loads(self._cursor.read_bytes())
+            self._sent, self._ids = state["sent"], state["ids"]
+            if state["uri"] != client.tracking_uri:
+                earlier = self._leave(state["uri"], num_waiting=len(earlier) - self._sent)
+        self._waiting = deque(earlier[self._sent :])
+        self._open: dict[str, None] = {}
+        for message in earlier:
+            self._note(message)
+        self._pause_s = 0.0
+        self._not_before = 0.0
+        self._save()
+
+    @staticmethod
+    def uri_of(folder: Path) -> str:
+        """Return where the messages of a folder go."""
+        return json.loads((folder / CURSOR_NAME).read_bytes())["uri"]
+
+    @staticmethod
+    def unfinished(root: Path) -> list[Path]:
+        """Return the folders with messages that wait, or with runs that nobody has ended."""
+        return sorted(mark.parent for mark in root.glob(f"*/{SPOOL_NAME}/{MARK_NAME}"))
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages that MLflow has not taken yet."""
+        return len(self._waiting)
+
+    def put(self, kind: str, run: str, **values: Any) -> None:
+        """Write a message down and send what can be sent.
+
+        Args:
+            kind: create, params, metrics, tags, dataset, file or end.
+            run: The run's key.
+            values: What the message says; JSON-able.
+        """
+        message = {"kind": kind, "run": run, **values}
+        with self._lock:
+            self._mark.touch()
+            with self._journal.open("a") as stream:
+                stream.write(json.dumps(message) + "\n")
+            self._waiting.append(message)
+            self._note(message)
+            self.send()
+
+    def send(self, *, now: bool = False) -> bool:
+        """Send what waits; returns whether all of it arrived.
+
+        Args:
+            now: Try even if MLflow did not answer a moment ago.
+        """
+        with self._lock:
+            if not now and time.monotonic() < self._not_before:
+                return False
+            while self._waiting:
+                if not self._try(self._waiting[0]):
+                    return False
+                self._waiting.popleft()
+                self._sent += 1
+                self._save()
+            if not self._open:
+                self._mark.unlink(missing_ok=True)
+            return True
+
+    def run_id(self, run: str, *, patience_s: float) -> str:
+        """Return MLflow's id of a run, waiting for an MLflow that is away.
+
+        Raises:
+            TrackingError: MLflow did not answer for that long.
+        """
+        deadline = time.monotonic() + patience_s
+        while not self.send(now=True):
+            if time.monotonic() > deadline:
+                raise TrackingError(
+                    f"MLflow at {self.client.tracking_uri} has not answered for {patience_s:g} s "
+                    "(tracking.patience_s); start it and run the same command again"
+                )
+            time.sleep(min(self._pause_s, LONGEST_PAUSE_S))
+        return self._ids[run]
+
+    def end_orphans(self) -> None:
+        """End the runs that a killed process left open."""
+        for run in reversed(list(self._open)):
+            self.put("end", run, status="KILLED", at_ms=now_ms())
+
+    def _save(self) -> None:
+        state = {"uri": self.client.tracking_uri, "sent": self._sent, "ids": self._ids}
+        atomic_write(self._cursor, json.dumps(state))
+
+    def _leave(self, uri: str, *, num_waiting: int) -> list[dict[str, Any]]:
+        """Forget an MLflow that has everything; another one takes over."""
+        if num_waiting:
+            raise ConfigError(
+                f"{self._journal.parent} holds {num_waiting} messages for MLflow at {uri}, but "
+                f"tracking.uri is {self.client.tracking_uri}; deliver them with 'dflash-flow runs "
+                "--deliver', or set run.name to another name"
+            )
+        self._journal.unlink()
+        self._sent, self._ids = 0, {}
+        return []
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if message["kind"] == "create":
+            self._open[message["run"]] = None
+        elif message["kind"] == "end":
+            self._open.pop(message["run"], None)
+
+    def _try(self, message: Mapping[str, Any]) -> bool:
+        try:
+            self._deliver(message)
+        except OUTAGES as error:
+            if isinstance(error, MlflowException) and error.error_code in REFUSALS:
+                logger().warning("MLflow refuses %s: %s", message["kind"], error)
+                return True
+            if not self._pause_s:
+                logger().warning(
+                    "MLflow at %s does not answer (%s); what it should know is kept in %s",
+                    self.client.tracking_uri,
+                    (str(error).splitlines() or [type(error).__name__])[0],
+                    self._journal,
+                )
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            self._not_before = time.monotonic() + self._pause_s
+            return False
+        if self._pause_s:
+            logger().info("MLflow answers again; %d messages follow", self.num_waiting)
+        self._pause_s = 0.0
+        return True
+
+    def _deliver(self, message: Mapping[str, Any]) -> None:
+        kind, run = message["kind"], message["run"]
+        if kind == "create":
+            self._ids[run] = self._create(message)
+            return
+        if run not in self._ids:
+            return  # MLflow refused the run itself, and said so then
+        run_id, client = self._ids[run], self.client
+        if kind == "params":
+            client.log_batch(run_id, params=[Param(k, v) for k, v in message["values"].items()])
+        elif kind == "metrics":
+            client.log_batch(run_id, metrics=[Metric(*row) for row in message["rows"]])
+        elif kind == "tags":
+            client.log_batch(run_id, tags=[RunTag(k, v) for k, v in message["values"].items()])
+        elif kind == "dataset":
+            tags = [InputTag("mlflow.data.context", message["context"])]
+            client.log_inputs(run_id, datasets=[DatasetInput(Dataset(**message["values"]), tags)])
+        elif kind == "file":
+            self._send_file(run_id, Path(message["path"]), message["folder"])
+        else:
+            client.set_terminated(run_id, message["status"], message["at_ms"])
+
+    def _send_file(self, run_id: str, path: Path, folder: str | None) -> None:
+        if not path.exists():
+            logger().warning("%s is gone before MLflow could take it", path)
+        elif path.is_dir():
+            self.client.log_artifacts(run_id, str(path), folder)
+        else:
+            self.client.log_artifact(run_id, str(path), folder)
+
+    def _create(self, message: Mapping[str, Any]) -> str:
+        experiment_id = self._experiment(message["experiment"], message["artifacts"])
+        key = message["run"]
+        found = self.client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
+        if found:
+            return found[0].info.run_id
+        parent = message["parent"]
+        nested = {"mlflow.parentRunId": self._ids[parent]} if parent else {}
+        tags = {**message["tags"], **nested, KEY_TAG: key}
+        made = self.client.create_run(
+            experiment_id, start_time=message["at_ms"], tags=tags, run_name=message["name"]
+        )
+        return made.info.run_id
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        found = self.client.get_experiment_by_name(name)
+        if found is not None:
+            return found.experiment_id
+        try:
+            return self.client.create_experiment(name, artifact_location=artifacts)
+        except MlflowException as error:
+            found = self.client.get_experiment_by_name(name)  # another process was faster
+            if found is None:
+                raise error
+            return found.experiment_id
+
+
+def now_ms() -> int:
+    """Return the time as MLflow counts it."""
+    return int(time.time() * 1000)
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the messages of a journal; a last line cut short by a crash was never sent."""
+    if not file.is_file():
+        return []
+    text = file.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        atomic_write(file, whole)
+    return [json.loads(line) for line in whole.splitlines()]

@@ -1,0 +1,194 @@
+"""Tracking against a real MLflow database: nothing is lost, nothing comes twice."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from configs.settings import RunConfig, Settings, TrackingConfig
+from dflash_core.errors import ConfigError, TrackingError
+from dflash_core.target.config import TargetConfig
+from tasks.run_folder import RunFolder, open_run_folder
+from tasks.spool import Spool, now_ms
+from tasks.tracking import StepMetrics, deliver_pending, open_tracking, tracking_client
+
+
+class Line:
+    """A client behind a line that can be cut."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+        self.cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.cut and name != "tracking_uri":
+            raise ConnectionError("the line is cut")
+        return getattr(self._client, name)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def client(root: Path) -> MlflowClient:
+    return tracking_client(TrackingConfig(), root)
+
+
+@pytest.fixture
+def folder(root: Path, request: pytest.FixtureRequest) -> Iterator[RunFolder]:
+    config = RunConfig(root=root, name=request.node.name[:60])
+    with open_run_folder(config, default_name="") as opened:
+        yield opened
+
+
+def settings_for(folder: RunFolder) -> Settings:
+    tracking = TrackingConfig(experiment=folder.name)
+    return Settings(target=TargetConfig(path=Path("some-target")), tracking=tracking)
+
+
+def runs_of(client: MlflowClient, experiment: str) -> dict[str, Run]:
+    found = client.get_experiment_by_name(experiment)
+    assert found is not None
+    return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
+
+
+def steps(first: int, last: int) -> list[dict[str, Any]]:
+    return [
+        {"step": step, "loss": 1 / step, "loss_by_position": [step, None], "bottleneck": "draft"}
+        for step in range(first, last + 1)
+    ]
+
+
+def test_parent_children_and_everything_they_keep(client: MlflowClient, folder: RunFolder) -> None:
+    with open_tracking(settings_for(folder), folder) as run:
+        run.log_params({"batching": {"token_budget": 512}})
+        run.log_dataset("chats", digest="d" * 64, source="/data/x", profile={"num_samples": 3})
+        run.log_table("strategies.json", {"name": ["sorted", "random"], "eta2": [0.9, 0.1]})
+        with run.child("training", {"strategy": "random"}) as training:
+            StepMetrics(training).deliver(steps(1, 3))
+            training.log_json("facts/acceptance.json", {"tau": 2.0})
+    runs = runs_of(client, folder.name)
+    parent, nested = runs[folder.name], runs["training"]
+    assert parent.info.status == nested.info.status == "FINISHED"
+    assert nested.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert nested.data.tags["strategy"] == "random"
+    assert parent.data.params == {"batching.token_budget": "512"}
+    assert json.loads(parent.inputs.dataset_inputs[0].dataset.profile) == {"num_samples": 3}
+    assert json.loads(parent.data.tags["mlflow.loggedArtifacts"])[0]["type"] == "table"
+    (table,) = client.list_artifacts(parent.info.run_id)
+    assert table.path == "strategies.json"
+    history = client.get_metric_history(nested.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert "loss_by_position/1" in nested.data.metrics
+    assert "loss_by_position/2" not in nested.data.metrics
+    assert [f.path for f in client.list_artifacts(nested.info.run_id, "facts")] == [
+        "facts/acceptance.json"
+    ]
+
+
+def test_lines_read_again_are_not_sent_again(client: MlflowClient, folder: RunFolder) -> None:
+    with open_tracking(settings_for(folder), folder) as run:
+        metrics = StepMetrics(run)
+        metrics.deliver(steps(1, 3))
+        metrics.deliver(steps(1, 5))
+        history = client.get_metric_history(run.run_id, "loss")
+    assert [point.step for point in history] == [1, 2, 3, 4, 5]
+
+
+def test_an_outage_delays_and_loses_nothing(client: MlflowClient, tmp_path: Path) -> None:
+    line = Line(client)
+    spool = Spool(tmp_path, line)  # type: ignore[arg-type]
+    put_run(spool, "outage")
+    put_step(spool, 1)
+    line.cut = True
+    for step in range(2, 6):
+        put_step(spool, step)
+    assert spool.num_waiting == 4
+    line.cut = False
+    assert spool.send(now=True)
+    assert steps_of(client, spool) == [1, 2, 3, 4, 5]
+
+
+def test_a_crash_before_the_cursor_moves_repeats_nothing(
+    client: MlflowClient, tmp_path: Path
+) -> None:
+    """All was sent, and the process died before it could write down that it was."""
+    spool = Spool(tmp_path, client)
+    put_run(spool, "crash")
+    first = spool.run_id("k", patience_s=0)
+    put_step(spool, 1)
+    put_step(spool, 2)
+    (tmp_path / "cursor.json").unlink()
+    with (tmp_path / "journal.jsonl").open("a") as journal:
+        journal.write('{"kind": "metrics", "run": "k", "ro')  # cut short
+    again = Spool(tmp_path, client)
+    assert again.num_waiting == 3
+    assert again.run_id("k", patience_s=0) == first
+    assert steps_of(client, again) == [1, 2]
+
+
+def test_a_later_run_delivers_and_ends_what_a_killed_one_left(
+    client: MlflowClient, root: Path, folder: RunFolder
+) -> None:
+    line = Line(client)
+    spool = Spool(root / "killed" / "tracking", line)  # type: ignore[arg-type]
+    put_run(spool, "killed")
+    line.cut = True
+    put_step(spool, 1)
+    with open_run_folder(RunConfig(root=root, name="killed"), default_name=""):
+        assert deliver_pending(root) == {}, "somebody still works there"
+    with open_tracking(settings_for(folder), folder):
+        pass
+    run = runs_of(client, "killed")["killed"]
+    assert run.info.status == "KILLED"
+    assert run.data.metrics == {"loss": 1.0}
+    assert Spool.unfinished(root) == []
+
+
+def test_what_needs_an_answer_says_how_long_it_waited(tmp_path: Path) -> None:
+    nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
+    spool = Spool(tmp_path, nobody)
+    put_run(spool, "nobody")
+    with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9 has not answered for 0 s"):
+        spool.run_id("k", patience_s=0)
+
+
+def test_another_mlflow_does_not_take_over_unsent_messages(
+    client: MlflowClient, tmp_path: Path
+) -> None:
+    nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
+    put_run(Spool(tmp_path, nobody), "nobody")
+    with pytest.raises(ConfigError, match="holds 1 messages for MLflow at http"):
+        Spool(tmp_path, client)
+
+
+def test_a_message_that_mlflow_refuses_does_not_stop_the_rest(
+    client: MlflowClient, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path, client)
+    put_run(spool, "refused")
+    spool.put("params", "k", values={"a": "1"})
+    spool.put("params", "k", values={"a": "2"})  # parameters never change
+    put_step(spool, 1)
+    assert spool.num_waiting == 0
+    assert steps_of(client, spool) == [1]
+
+
+def put_run(spool: Spool, name: str) -> None:
+    values = {"experiment": name, "artifacts": None, "name": name, "tags": {}, "parent": None}
+    spool.put("create", "k", at_ms=now_ms(), **values)
+
+
+def put_step(spool: Spool, step: int) -> None:
+    spool.put("metrics", "k", rows=[["loss", 1.0, now_ms(), step]])
+
+
+def steps_of(client: MlflowClient, spool: Spool) -> list[int]:
+    run_id = spool.run_id("k", patience_s=0)
+    return [point.step for point in client.get_metric_history(run_id, "loss")]
