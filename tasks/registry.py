@@ -47,13 +47,14 @@ def add_version(run: TrackedRun, drafter: Path, *, name: str, tags: Mapping[str,
         The version's number.
     """
     run.log_files(drafter, DRAFTER_FOLDER)
+    run_id = run.run_id  # once MLflow has the files
     try:
         run.client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    source = f"runs:/{run.run_id}/{DRAFTER_FOLDER}"
-    made = run.client.create_model_version(name, source, run.run_id, tags=dict(tags))
+    source = f"runs:/{run_id}/{DRAFTER_FOLDER}"
+    made = run.client.create_model_version(name, source, run_id, tags=dict(tags))
     run.client.set_registered_model_alias(name, CHALLENGER, made.version)
     return str(made.version)
 

@@ -128,14 +128,14 @@ class TrackedRun:
         """Keep a figure in the format that its name ends with."""
         file = self._file(name)
         figure.savefig(file)
-        self.log_files(file)
+        self.log_files(file, _folder_of(name))
 
     def log_files(self, path: Path, folder: str | None = None) -> None:
         """Keep a file or a folder."""
         self._put("file", path=str(path.resolve()), folder=folder)
 
     def _keep(self, name: str, text: str) -> None:
-        self.log_files(atomic_write(self._file(name), text))
+        self.log_files(atomic_write(self._file(name), text), _folder_of(name))
 
     def _file(self, name: str) -> Path:
         file = self._spool.files / self._key / name
@@ -261,6 +261,11 @@ def _opened(
         raise
     finally:
         spool.put("end", key, status=status, at_ms=now_ms())
+
+
+def _folder_of(name: str) -> str | None:
+    parent = str(Path(name).parent)
+    return None if parent == "." else parent
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -59,17 +59,14 @@ def train(job: TrainingJob, run: TrackedRun, *, concurrency_limit: str | None = 
             on_progress(lines[-1]["step"], lines[-1]["num_steps"])
             steps.deliver(lines)
 
-        try:
-            with gpu_slot(concurrency_limit):
-                run_torchrun(
-                    "dflash_core.training",
-                    ["--config", str(job_file)],
-                    num_ranks=job.training.topology.num_ranks,
-                    run_dir=job.run_dir,
-                    threads_per_rank=job.training.threads_per_rank,
-                    on_line=logger().info,
-                    on_metrics=on_metrics,
-                )
-        finally:
-            steps.finish()
+        with gpu_slot(concurrency_limit):
+            run_torchrun(
+                "dflash_core.training",
+                ["--config", str(job_file)],
+                num_ranks=job.training.topology.num_ranks,
+                run_dir=job.run_dir,
+                threads_per_rank=job.training.threads_per_rank,
+                on_line=logger().info,
+                on_metrics=on_metrics,
+            )
     return job.run_dir / "drafter"
