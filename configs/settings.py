@@ -9,8 +9,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -67,14 +68,28 @@ class CompareConfig(FrozenModel):
 class TrackingConfig(FrozenModel):
     """Where results are recorded."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     uri: str | None = None
-    """MLflow server or database; a SQLite file under run.root when not given."""
+    """MLflow server or database without a password; when not given, MLFLOW_TRACKING_URI of the
+    process, and a SQLite file under run.root when that is not set either."""
     experiment: str | None = None
     """Experiment; named after the target when not given."""
     patience_s: float = Field(default=600.0, ge=0)
     """How long to wait for an MLflow that is away where its answer is needed: to register."""
     model_name: str = Field(default="dflash-drafter", min_length=1)
     """Registered model that new drafters become versions of."""
+
+    @field_validator("uri")
+    @classmethod
+    def _holds_no_password(cls, uri: str | None) -> str | None:
+        if uri and urlsplit(uri).password is not None:
+            # From here the value would reach parameters, manifests and MLflow itself.
+            raise ValueError(
+                "the address holds a password, and settings are recorded with every run; set "
+                "MLFLOW_TRACKING_URI in the environment of the worker instead",
+            )
+        return uri
 
 
 class RetrainConfig(FrozenModel):

@@ -7,6 +7,7 @@ its key before it is made.
 """
 
 import json
+import re
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, TrackingError
 from tasks.console import logger
 
-__all__ = ["SPOOL_NAME", "Spool", "now_ms"]
+__all__ = ["SPOOL_NAME", "Spool", "now_ms", "shown_uri"]
 
 SPOOL_NAME = "tracking"
 JOURNAL_NAME = "journal.jsonl"
@@ -63,9 +64,9 @@ class Spool:
         self._ids: dict[str, str] = {}
         earlier = _read_lines(self._journal)
         if self._cursor.is_file():
-            state = json.loads(self._cursor.read_bytes())
+            state = _read_cursor(self._cursor)
             self._sent, self._ids = state["sent"], state["ids"]
-            if state["uri"] != client.tracking_uri:
+            if state["uri"] != shown_uri(client):
                 earlier = self._leave(state["uri"], num_waiting=len(earlier) - self._sent)
         self._waiting = deque(earlier[self._sent :])
         self._open: dict[str, None] = {}
@@ -76,14 +77,11 @@ class Spool:
         self._save()
 
     @staticmethod
-    def uri_of(folder: Path) -> str:
-        """Return where the messages of a folder go."""
-        return json.loads((folder / CURSOR_NAME).read_bytes())["uri"]
-
-    @staticmethod
-    def unfinished(root: Path) -> list[Path]:
-        """Return the folders with messages that wait, or with runs that nobody has ended."""
-        return sorted(mark.parent for mark in root.glob(f"*/{SPOOL_NAME}/{MARK_NAME}"))
+    def unfinished(root: Path, client: MlflowClient) -> list[Path]:
+        """Return the folders with messages for this MLflow, or with runs that nobody has ended."""
+        uri = shown_uri(client)
+        marks = sorted(root.glob(f"*/{SPOOL_NAME}/{MARK_NAME}"))
+        return [m.parent for m in marks if _read_cursor(m.with_name(CURSOR_NAME))["uri"] == uri]
 
     @property
     def num_waiting(self) -> int:
@@ -136,7 +134,7 @@ class Spool:
         while not self.send(now=True):
             if time.monotonic() > deadline:
                 raise TrackingError(
-                    f"MLflow at {self.client.tracking_uri} has not answered for {patience_s:g} s "
+                    f"MLflow at {shown_uri(self.client)} has not answered for {patience_s:g} s "
                     "(tracking.patience_s); start it and run the same command again"
                 )
             time.sleep(min(self._pause_s, LONGEST_PAUSE_S))
@@ -148,7 +146,7 @@ class Spool:
             self.put("end", run, status="KILLED", at_ms=now_ms())
 
     def _save(self) -> None:
-        state = {"uri": self.client.tracking_uri, "sent": self._sent, "ids": self._ids}
+        state = {"uri": shown_uri(self.client), "sent": self._sent, "ids": self._ids}
         atomic_write(self._cursor, json.dumps(state))
 
     def _leave(self, uri: str, *, num_waiting: int) -> list[dict[str, Any]]:
@@ -156,7 +154,7 @@ class Spool:
         if num_waiting:
             raise ConfigError(
                 f"{self._journal.parent} holds {num_waiting} messages for MLflow at {uri}, but "
-                f"tracking.uri is {self.client.tracking_uri}; deliver them with 'dflash-flow runs "
+                f"this process uses {shown_uri(self.client)}; deliver them with 'dflash-flow runs "
                 "--deliver', or set run.name to another name"
             )
         self._journal.unlink()
@@ -179,7 +177,7 @@ class Spool:
             if not self._pause_s:
                 logger().warning(
                     "MLflow at %s does not answer (%s); what it should know is kept in %s",
-                    self.client.tracking_uri,
+                    shown_uri(self.client),
                     (str(error).splitlines() or [type(error).__name__])[0],
                     self._journal,
                 )
@@ -248,9 +246,18 @@ class Spool:
             return found.experiment_id
 
 
+def shown_uri(client: MlflowClient) -> str:
+    """Return where a client sends to, with a password hidden."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", str(client.tracking_uri))
+
+
 def now_ms() -> int:
     """Return the time as MLflow counts it."""
     return int(time.time() * 1000)
+
+
+def _read_cursor(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_bytes())
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:

@@ -166,29 +166,29 @@ class StepMetrics:
 
 
 def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
-    """Return a client of the named server, or of the SQLite file under the root of all runs."""
+    """Return a client of the MLflow in use; a SQLite file under the root of all runs by default."""
     for name, value in HTTP.items():
         os.environ.setdefault(name, value)
-    store = root.resolve() / "mlflow"
-    if config.uri is None:
+    uri = _server(config)
+    if uri is None:
+        store = root.resolve() / "mlflow"
         store.mkdir(parents=True, exist_ok=True)
-    uri = config.uri or f"sqlite:///{store / 'mlflow.db'}"
+        uri = f"sqlite:///{store / 'mlflow.db'}"
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def deliver_pending(root: Path) -> dict[str, int]:
-    """Send what the runs under a root could not send; a run that is being worked on is left alone.
+def deliver_pending(root: Path, client: MlflowClient) -> dict[str, int]:
+    """Send what runs under a root could not send; one that is being worked on is left alone.
 
     Returns:
         Messages that still wait, by name of the run, of all runs that had any.
     """
     left = {}
-    for folder in Spool.unfinished(root):
+    for folder in Spool.unfinished(root, client):
         name = folder.parent.name
         try:
             with open_run_folder(RunConfig(root=root, name=name), default_name=name):
-                uri = Spool.uri_of(folder)
-                spool = Spool(folder, MlflowClient(uri, uri))
+                spool = Spool(folder, client)
                 spool.end_orphans()
                 spool.send(now=True)
                 left[name] = spool.num_waiting
@@ -210,7 +210,7 @@ def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]
     config = settings.tracking
     spool = Spool(folder.path / SPOOL_NAME, tracking_client(config, folder.root))
     spool.end_orphans()
-    artifacts = None if config.uri else (folder.root / "mlflow" / "artifacts").as_uri()
+    artifacts = None if _server(config) else (folder.root / "mlflow" / "artifacts").as_uri()
     experiment = (config.experiment or settings.target.path.name, artifacts)
     tags = {
         "prefect.flow_run_id": str(flow_run.id),
@@ -220,7 +220,7 @@ def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]
     try:
         with _opened(spool, config, experiment, folder.name, tags, None) as run:
             if not spool.num_waiting:
-                deliver_pending(folder.root)
+                deliver_pending(folder.root, spool.client)
             yield run
     finally:
         if not spool.send(now=True):
@@ -261,6 +261,10 @@ def _opened(
         raise
     finally:
         spool.put("end", key, status=status, at_ms=now_ms())
+
+
+def _server(config: TrackingConfig) -> str | None:
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def _folder_of(name: str) -> str | None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from pydantic import ValidationError
 
 from configs.settings import RunConfig, Settings, TrackingConfig
 from dflash_core.errors import ConfigError, TrackingError
 from dflash_core.target.config import TargetConfig
+from flows.cli import first_problem
 from tasks.run_folder import RunFolder, open_run_folder
 from tasks.spool import Spool, now_ms
 from tasks.tracking import StepMetrics, deliver_pending, open_tracking, tracking_client
@@ -142,13 +144,13 @@ def test_a_later_run_delivers_and_ends_what_a_killed_one_left(
     line.cut = True
     put_step(spool, 1)
     with open_run_folder(RunConfig(root=root, name="killed"), default_name=""):
-        assert deliver_pending(root) == {}, "somebody still works there"
+        assert deliver_pending(root, client) == {}, "somebody still works there"
     with open_tracking(settings_for(folder), folder):
         pass
     run = runs_of(client, "killed")["killed"]
     assert run.info.status == "KILLED"
     assert run.data.metrics == {"loss": 1.0}
-    assert Spool.unfinished(root) == []
+    assert Spool.unfinished(root, client) == []
 
 
 def test_what_needs_an_answer_says_how_long_it_waited(tmp_path: Path) -> None:
@@ -178,6 +180,22 @@ def test_a_message_that_mlflow_refuses_does_not_stop_the_rest(
     put_step(spool, 1)
     assert spool.num_waiting == 0
     assert steps_of(client, spool) == [1]
+
+
+def test_a_password_is_refused_in_settings_and_hidden_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValidationError, match="the address holds a password") as caught:
+        TrackingConfig(uri="http://me:planted-secret@127.0.0.1:9")
+    assert "planted-secret" not in first_problem(caught.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:planted-secret@127.0.0.1:9")
+    spool = Spool(tmp_path, tracking_client(TrackingConfig(), tmp_path))
+    put_run(spool, "secret")
+    with pytest.raises(TrackingError, match=r"me:\*\*\*@127") as error:
+        spool.run_id("k", patience_s=0)
+    assert "planted-secret" not in str(error.value)
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"planted-secret" not in file.read_bytes()
 
 
 def put_run(spool: Spool, name: str) -> None:
