@@ -1,7 +1,17 @@
-"""A tiny run: random target, a few real samples, two gloo ranks when a test asks for them."""
+"""A tiny run: random target, a few real samples, gloo ranks when a test asks for them.
 
+Ranks are started by torchrun where the launcher matters, and forked from the test's own process
+where only the ranks do: they skip the imports, which are most of a rank's start.
+"""
+
+import json
+import multiprocessing
+import os
+import socket
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +23,9 @@ from dflash_core.draft.config import DraftConfig
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
 from dflash_core.training.config import TopologyConfig, TrainingConfig, TrainingJob
+from dflash_core.training.program import main, run_job
+from dflash_core.training.ranks import join_ranks
+from dflash_core.training.stop import StopRequest
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
 
@@ -22,6 +35,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_target(folder / "target")
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     store_stdlib(folder / "store", tokenizer, split="held_out", max_length=192, max_samples=40)
+    store_stdlib(folder / "heldout", tokenizer, split="train", max_length=192, max_samples=16)
     return folder
 
 
@@ -35,7 +49,10 @@ def make_job(parts: Path, tmp_path: Path) -> MakeJob:
         name: str = "run",
         objective: str = "draft",
         num_ranks: int = 1,
+        num_target_ranks: int = 0,
         epochs: int = 2,
+        strategy: str = "random",
+        token_budget: int = 1024,
         micro_batches_per_step: int = 2,
         **training: object,
     ) -> TrainingJob:
@@ -43,18 +60,23 @@ def make_job(parts: Path, tmp_path: Path) -> MakeJob:
             "objective": objective,
             "epochs": epochs,
             "checkpoint_every_steps": 3,
-            "topology": TopologyConfig(num_ranks=num_ranks),
-            "timeout_s": 60.0,
+            "topology": TopologyConfig(
+                kind="disaggregated" if num_target_ranks else "colocated",
+                num_ranks=num_ranks,
+                num_target_ranks=max(num_target_ranks, 1),
+            ),
+            "timeout_s": 120.0,
             **training,
         }
         return TrainingJob(
             run_dir=tmp_path / name,
             store=parts / "store",
+            heldout_store=parts / "heldout",
             target=TargetConfig(path=parts / "target", layer_ids=TINY_LAYER_IDS),
             draft=DraftConfig(num_layers=1, block_size=4),
             batching=BatchingConfig(
-                strategy="random",
-                token_budget=1024,
+                strategy=strategy,
+                token_budget=token_budget,
                 micro_batches_per_step=micro_batches_per_step,
             ),
             training=TrainingConfig.model_validate(settings),
@@ -63,17 +85,105 @@ def make_job(parts: Path, tmp_path: Path) -> MakeJob:
     return make
 
 
-def start_ranks(job: TrainingJob) -> "subprocess.Popen[str]":
-    """Start a job under torchrun."""
+def run_here(job: TrainingJob) -> None:
+    with join_ranks(job.training) as ranks:
+        run_job(job, ranks)
+
+
+def write_job(job: TrainingJob) -> Path:
     job.run_dir.mkdir(parents=True, exist_ok=True)
     file = job.run_dir / "job.json"
     file.write_text(job.model_dump_json())
+    return file
+
+
+def start_ranks(job: TrainingJob, *options: str) -> "subprocess.Popen[str]":
+    """Start a job under torchrun."""
     ranks = job.training.topology.num_ranks
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", *options),
         *(f"--nproc-per-node={ranks}", "--shutdown-timeout=10"),
-        *("-m", "dflash_core.training", "--config", str(file)),
+        *("-m", "dflash_core.training", "--config", str(write_job(job))),
     ]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
+
+
+def fork_ranks(job: TrainingJob) -> list[multiprocessing.Process]:
+    """Start a job's ranks as forks of this process."""
+    file = write_job(job)
+    num_ranks = job.training.topology.num_ranks
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_be_rank, args=(file, rank, num_ranks, port))
+        for rank in range(num_ranks)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads
+        for process in processes:
+            process.start()
+    return processes  # pyright: ignore[reportReturnType]
+
+
+def finish(processes: list[multiprocessing.Process], *, timeout_s: float = 240) -> list[int | None]:
+    """Wait for ranks and return their exit codes."""
+    end = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0))
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
+        process.kill()
+    assert not alive, "ranks hang"
+    return [process.exitcode for process in processes]
+
+
+def run_ranks(job: TrainingJob) -> list[int | None]:
+    """Run a job on forked ranks to its end."""
+    return finish(fork_ranks(job))
+
+
+def _be_rank(file: Path, rank: int, num_ranks: int, port: int) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    log = os.open(file.parent / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
+    os._exit(main(["--config", str(file)], stop=StopRequest().listen()))
+
+
+def read_steps(job: TrainingJob) -> list[dict]:
+    lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    return steps
+
+
+def losses(job: TrainingJob) -> list[float]:
+    return [step["loss"] for step in read_steps(job)]
+
+
+def status(job: TrainingJob) -> dict[str, object]:
+    return json.loads((job.run_dir / "status.json").read_text())
+
+
+def wait_for_step(job: TrainingJob, step: int) -> None:
+    file = job.run_dir / "metrics.jsonl"
+    for _ in range(4800):
+        if file.is_file() and len(file.read_text().splitlines()) >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} never came")
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,95 @@
+"""What comes next follows from the plan alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_core.corpus.store import Sample, TokenStore, write_store
+from dflash_core.planning import BatchingConfig, plan_epoch
+from dflash_core.training.epochs import Epochs, route_targets
+from tests.dflash_core.training.conftest import MakeJob
+
+
+@pytest.fixture
+def epochs_of(make_job: MakeJob, parts):
+    def build(**shape) -> Epochs:
+        store, heldout = (TokenStore.open(parts / name) for name in ("store", "heldout"))
+        return Epochs(make_job(**shape), store, heldout)
+
+    return build
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
+    num_targets=st.integers(1, 5),
+    world_size=st.integers(1, 4),
+)
+def test_routes_cover_what_is_placed_and_balance_its_cost(lengths, num_targets, world_size):
+    config = BatchingConfig(strategy="random", token_budget=64, micro_batches_per_step=4)
+    plan = plan_epoch(lengths, config, epoch=0, seed=0, world_size=world_size)
+    routes = route_targets(plan, num_targets)
+    assert np.array_equal(routes >= 0, plan.assignment >= 0)
+    assert routes.max() < num_targets
+    costs = np.where(plan.assignment >= 0, plan.costs()[plan.assignment], 0)
+    loads = [int(costs[routes == target].sum()) for target in range(num_targets)]
+    # Longest-processing bound of giving each piece to the least loaded.
+    assert max(loads) - min(loads) <= plan.costs().max()
+
+
+def test_ranks_streams_are_the_whole_runs_order_taken_apart(epochs_of) -> None:
+    epochs = epochs_of(
+        num_ranks=5,
+        num_target_ranks=2,
+        micro_batches_per_step=4,
+        token_budget=512,
+        validation={"every_steps": 2},
+    )
+    whole = list(epochs.stream(0))
+    assert [work.number for work in whole] == sorted({work.number for work in whole})
+    for axis, count in (("consumer", 3), ("target", 2)):
+        apart = [list(epochs.stream(0, **{axis: rank})) for rank in range(count)]
+        assert sorted(w.number for part in apart for w in part) == [w.number for w in whole]
+        assert all([w.number for w in part] == sorted(w.number for w in part) for part in apart)
+    assert list(epochs.stream(3)) == [work for work in whole if work.step >= 3]
+
+
+def test_each_epoch_trains_each_sample_once_whatever_the_ranks(epochs_of) -> None:
+    for shape in ({}, {"num_ranks": 3}, {"num_ranks": 3, "num_target_ranks": 1}):
+        epochs = epochs_of(**shape)
+        first, second = epochs.steps_per_epoch
+        for steps in (range(first), range(first, first + second)):
+            seen = [
+                sample
+                for step in steps
+                for work in epochs.work(step)
+                for sample in work.micro_batch.samples
+            ]
+            assert sorted(seen) == list(range(40))
+
+
+def test_a_step_holds_the_same_samples_on_any_ranks(epochs_of) -> None:
+    def steps(epochs: Epochs) -> list[set[int]]:
+        return [
+            {sample for work in epochs.work(step) for sample in work.micro_batch.samples}
+            for step in range(epochs.num_steps)
+        ]
+
+    assert steps(epochs_of()) == steps(epochs_of(num_ranks=4, num_target_ranks=1))
+
+
+def test_locate_finds_every_step_of_every_epoch(epochs_of) -> None:
+    epochs = epochs_of(epochs=3)
+    places = [epochs.locate(step) for step in range(epochs.num_steps)]
+    assert places == [(e, p) for e, n in enumerate(epochs.steps_per_epoch) for p in range(n)]
+
+
+def test_heldout_samples_are_spread_over_the_lengths(make_job: MakeJob, tmp_path) -> None:
+    samples = [
+        Sample(np.ones(n, np.int32), np.ones(n, np.bool_), "", f"s{n}") for n in range(2, 102)
+    ]
+    store = write_store(tmp_path / "long", samples)
+    job = make_job(token_budget=256, validation={"every_steps": 1, "num_samples": 10})
+    chosen = Epochs(job, store, store).heldout_samples
+    assert chosen.tolist() == list(range(0, 100, 10))

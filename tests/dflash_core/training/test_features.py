@@ -1,0 +1,138 @@
+"""Cached features: exact, checked, refused, evicted; packed rows: as if apart, or refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import ConfigError
+from dflash_core.target.config import TargetConfig
+from dflash_core.target.loading import load_target
+from dflash_core.training.config import CacheConfig
+from dflash_core.training.draft_objective import DraftObjective
+from dflash_core.training.feature_cache import FeatureCache, make_room
+from dflash_core.training.features import OnlineFeatures, check_packing
+from dflash_core.training.objective import MicroBatch
+from tests.dflash_core.training.conftest import MakeJob, losses, run_here
+from tests.tiny import TINY_LAYER_IDS
+
+LENGTHS = np.array([5, 3, 9])
+SHAPE = {"num_features": 4, "dtype": torch.bfloat16}
+
+
+def open_cache(tmp_path, identity="a", *, lengths=LENGTHS, quota_gib=1.0) -> FeatureCache:
+    config = CacheConfig(path=tmp_path, quota_gib=quota_gib)
+    folder = make_room(config, lengths, identity={"target": identity}, **SHAPE)
+    return FeatureCache(folder, lengths, **SHAPE)
+
+
+def test_what_was_written_is_read_by_another_process_view(tmp_path) -> None:
+    wrote = [torch.randn(n - 1, 4, dtype=torch.bfloat16) for n in LENGTHS]
+    cache = open_cache(tmp_path)
+    assert cache.read(0, 1) is None
+    for sample, features in enumerate(wrote):
+        cache.write(sample, features)
+    again = open_cache(tmp_path)
+    assert again.is_complete()
+    for sample, features in enumerate(wrote):
+        found = again.read(sample, 2)
+        assert found is not None
+        assert torch.equal(found, features[:2])
+    assert again.read(1, 3) is None  # more than is there
+
+
+def test_a_damaged_sample_counts_as_absent(tmp_path) -> None:
+    cache = open_cache(tmp_path)
+    for sample, length in enumerate(LENGTHS):
+        cache.write(sample, torch.ones(length - 1, 4, dtype=torch.bfloat16))
+    file = next(tmp_path.glob("*/features-00000.bin"))
+    data = bytearray(file.read_bytes())
+    data[3] ^= 1
+    file.write_bytes(data)
+    again = open_cache(tmp_path)
+    assert again.read(0, 4) is None
+    assert again.read(1, 2) is not None
+    assert not again.is_complete()
+
+
+def test_another_targets_features_are_not_read(tmp_path) -> None:
+    cache = open_cache(tmp_path)
+    cache.write(0, torch.ones(4, 4, dtype=torch.bfloat16))
+    assert open_cache(tmp_path, "b").read(0, 4) is None
+
+
+def test_the_size_is_said_before_anything_is_written(tmp_path) -> None:
+    """800,000 samples of 3,072 tokens, 5 layers of width 2,048 in bfloat16: 46 TiB."""
+    lengths = np.full(800_000, 3072)
+    with pytest.raises(ConfigError, match=r"take 46,8\d\d\.\d GiB, the quota is 100\.0 GiB"):
+        make_room(
+            CacheConfig(path=tmp_path / "no"),
+            lengths,
+            num_features=5 * 2048,
+            dtype=torch.bfloat16,
+            identity={},
+        )
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_longest_unused_cache_makes_room_and_one_in_use_stays(tmp_path) -> None:
+    lengths = np.full(400, 33)
+    size_gib = 400 * 32 * 8 / (1 << 30)
+    for name in ("old", "new"):
+        cache = open_cache(tmp_path, name, lengths=lengths)
+        for sample in range(400):
+            cache.write(sample, torch.ones(32, 4, dtype=torch.bfloat16))
+        del cache
+    held = open_cache(tmp_path, "old", lengths=lengths)  # used now, so "new" is the older one
+    open_cache(tmp_path, "third", lengths=lengths, quota_gib=2.5 * size_gib)
+    assert held.read(0, 1) is not None
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_losses_are_those_of_an_online_run(make_job: MakeJob, tmp_path, monkeypatch) -> None:
+    """Bit for bit in the epoch that wrote the cache, within 1e-5 where batches were re-drawn."""
+    online = make_job(name="online")
+    run_here(online)
+    settings = {"features": "cache", "cache": {"path": tmp_path / "cache"}}
+    writing = make_job(name="writing", **settings)
+    run_here(writing)
+    half = len(losses(online)) // 2
+    assert losses(writing)[:half] == losses(online)[:half]
+    assert losses(writing) == pytest.approx(losses(online), rel=1e-5)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the target was run")
+
+    monkeypatch.setattr(OnlineFeatures, "rows", refuse)
+    reading = make_job(name="reading", **settings)
+    run_here(reading)
+    assert losses(reading) == pytest.approx(losses(online), rel=1e-5)
+
+
+def test_packed_documents_are_trained_on_as_if_apart(make_job: MakeJob, parts) -> None:
+    """Another padding sums attention in another order: 1e-5 in float32."""
+    job = make_job()
+    target = load_target(TargetConfig(path=parts / "target", layer_ids=TINY_LAYER_IDS))
+    objective = DraftObjective(job, target, TokenStore.open(parts / "store"), None)
+    groups = torch.zeros(3, dtype=torch.int64)
+    found = []
+    for rows, length in (([[0], [1], [2]], 192), ([[0, 1, 2]], 600)):
+        micro_batch = MicroBatch(rows, length, 192, weight=1.0, epoch=0)
+        batch = objective.prepare(micro_batch)
+        features_MF = OnlineFeatures(target, packed=len(rows) == 1)(micro_batch, batch)
+        objective.module.zero_grad()
+        found.append(objective.run(micro_batch, batch, features_MF, groups).by_sample)
+    assert torch.allclose(*found, rtol=1e-5)
+
+
+def test_a_target_that_sees_across_documents_is_refused(parts) -> None:
+    target = load_target(TargetConfig(path=parts / "target", layer_ids=TINY_LAYER_IDS))
+    check_packing(target)
+
+    class Leaky(type(target)):
+        def features(self, input_ids_BT, attention_mask_BT=None, position_ids_BT=None):
+            return self.input_embeddings(input_ids_BT).cumsum(1)
+
+    leaky = Leaky(target.model, target.tokenizer, target.layer_ids)
+    with pytest.raises(ConfigError, match="sorted, random, bucketed or pooled"):
+        check_packing(leaky)

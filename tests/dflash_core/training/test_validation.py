@@ -1,0 +1,107 @@
+"""Held-out measurements, the best checkpoint, the early end; ranks with nothing or damaged data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dflash_core.corpus.store import TokenStore, write_store
+from dflash_core.errors import ConfigError
+from dflash_core.training.checkpoint import checkpoint_path, load_checkpoint
+from tests.dflash_core.training.conftest import (
+    MakeJob,
+    read_steps,
+    run_here,
+    run_ranks,
+    status,
+)
+
+FAST = {"learning_rate": 1e-2, "warmup_ratio": 0.0}
+
+
+def test_measurements_come_when_due_and_are_the_same_on_any_ranks(make_job: MakeJob) -> None:
+    settings = {"validation": {"every_steps": 3}, "optimizer": FAST}
+    alone = make_job(name="alone", **settings)
+    run_here(alone)
+    measured = [step for step in read_steps(alone) if "heldout_loss" in step]
+    assert [step["step"] for step in measured] == [3, 6, 8]
+    shared = make_job(name="shared", num_ranks=3, num_target_ranks=1, **settings)
+    assert run_ranks(shared) == [0, 0, 0]
+    again = [step for step in read_steps(shared) if "heldout_loss" in step]
+    for one, other in zip(measured, again, strict=True):
+        assert one["heldout_loss"] == pytest.approx(other["heldout_loss"], rel=1e-5)
+        assert one["forgotten_groups"] == other["forgotten_groups"]
+
+
+def test_real_acceptance_is_measured_and_the_best_drafter_is_exported(make_job: MakeJob) -> None:
+    validation = {"every_steps": 2, "accept_every_steps": 4, "max_new_tokens": 8, "num_prompts": 2}
+    job = make_job(validation=validation, keep_checkpoints=1)
+    run_here(job)
+    steps = {step["step"]: step for step in read_steps(job)}
+    taus = {number: step.get("heldout_acceptance") for number, step in steps.items()}
+    assert [number for number, tau in taus.items() if tau is not None] == [4, 8]
+    best = max((4, 8), key=lambda number: (taus[number], -number))
+    stored = load_checkpoint(checkpoint_path(job.run_dir / "checkpoints", best))
+    exported = load_file(job.run_dir / "drafter" / "model.safetensors")
+    assert all(
+        torch.equal(tensor.float(), stored["module"][name].to(tensor.dtype).float())
+        for name, tensor in exported.items()
+    )
+
+
+def test_a_run_without_gain_ends_early(make_job: MakeJob) -> None:
+    """A rate that destroys the drafter: the first measurement stays the best."""
+    job = make_job(
+        epochs=20,
+        optimizer={"learning_rate": 10.0, "warmup_ratio": 0.0, "grad_clip": 1e9},
+        validation={"every_steps": 1, "patience": 3},
+    )
+    run_here(job)
+    assert status(job)["state"] == "finished"
+    assert len(read_steps(job)) < 20
+    assert "no gain in 3 measurements" in str(status(job)["reason"])
+
+
+def test_patience_without_measurements_is_refused(make_job: MakeJob) -> None:
+    with pytest.raises(ValueError, match=r"set validation\.every_steps"):
+        make_job(validation={"patience": 2})
+
+
+def test_measuring_needs_a_heldout_store(make_job: MakeJob) -> None:
+    job = make_job(validation={"every_steps": 2}).model_copy(update={"heldout_store": None})
+    with pytest.raises(ConfigError, match="set heldout_store"):
+        run_here(job)
+
+
+def test_ranks_without_anchors_neither_hang_nor_count(make_job: MakeJob, parts, tmp_path) -> None:
+    samples = [
+        replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) if index % 3 else sample
+        for index, sample in enumerate(TokenStore.open(parts / "store"))
+    ]
+    write_store(tmp_path / "bare", samples)
+    job = make_job(
+        num_ranks=3, num_target_ranks=1, strategy="sorted", token_budget=192, epochs=1
+    ).model_copy(update={"store": tmp_path / "bare"})
+    assert run_ranks(job) == [0, 0, 0]
+    steps = read_steps(job)
+    assert any(step["num_anchors"] == 0 for step in steps)
+    assert sum(step["samples_without_anchors"] for step in steps) >= 26
+
+
+def test_a_sample_that_one_rank_cannot_use_stops_all_with_its_sentence(
+    make_job: MakeJob, parts, tmp_path
+) -> None:
+    from dflash_core.draft import draft_spec
+    from dflash_core.target.loading import load_target
+
+    job = make_job(num_ranks=2)
+    mask_token = draft_spec(job.draft, load_target(job.target)).mask_token_id
+    samples = list(TokenStore.open(parts / "store"))
+    samples[7] = replace(samples[7], input_ids=np.full_like(samples[7].input_ids, mask_token))
+    write_store(tmp_path / "masked", samples)
+    job = job.model_copy(update={"store": tmp_path / "masked"})
+    codes = run_ranks(job)
+    assert all(codes)
+    assert samples[7].sample_id in str(status(job)["reason"])
