@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,9 @@ class FeatureCache:
         self._dtype = dtype
         self._sizes = _sample_bytes(lengths, num_features, dtype)
         self._shards, self._starts = _places(self._sizes)
-        self._lock = (folder / ".lock").open("a")
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # while it is held, no other run drops this cache
+        weakref.finalize(self, os.close, lock)
         self._table: Any = _mapped(folder / TABLE_NAME, len(lengths) * ENTRY.itemsize).view(ENTRY)
         self._data: dict[int, Any] = {}
 

@@ -85,6 +85,7 @@ class Stage(Generic[T]):
         while self._thread.is_alive():
             self._drop()
             self._thread.join(POLL_S)
+        self._drop()
 
     def _drop(self) -> None:
         try:

@@ -13,12 +13,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.artifacts import content_digest
+from dflash_core.corpus.stdlib import stdlib_functions
+from dflash_core.corpus.store import Sample, write_store
 from dflash_core.draft.config import DraftConfig
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
@@ -34,9 +38,16 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
     tiny_target(folder / "target")
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    store_stdlib(folder / "store", tokenizer, split="held_out", max_length=192, max_samples=40)
-    store_stdlib(folder / "heldout", tokenizer, split="train", max_length=192, max_samples=16)
+    sources = [function.source for function in islice(stdlib_functions("train"), 56)]
+    samples = [_sample(tokenizer(source)["input_ids"][:192], source) for source in sources]
+    write_store(folder / "store", samples[:40])
+    write_store(folder / "heldout", samples[40:])
     return folder
+
+
+def _sample(ids: list[int], source: str) -> Sample:
+    mask = np.arange(len(ids)) >= len(ids) // 3
+    return Sample(np.array(ids, dtype=np.int32), mask, "stdlib", content_digest(source)[:12])
 
 
 MakeJob = Callable[..., TrainingJob]
