@@ -8,6 +8,7 @@ from dflash_core.reporting import RunSummary, StrategyFacts
 from dflash_core.throughput import GateResult
 from tasks.calibrate import calibrate
 from tasks.compare import compare, gate
+from tasks.pilot import pilot
 from tasks.prepare import corpus_facts, prepare_corpus
 from tasks.profile import fit_edges, profile_facts, profile_lengths
 from tasks.report import environment
@@ -30,6 +31,22 @@ def choose_strategy(
     cost = calibrate(job, folder, concurrency_limit=settings.run.concurrency_limit)
     strategies = compare(settings, corpus.train, cost)
     result = gate(settings, strategies)
+    if result.pilots:
+        measured = {
+            index: pilot(
+                training_job(
+                    settings,
+                    corpus.train,
+                    folder,
+                    strategy=strategies[index].name,
+                    mixing=strategies[index].mixing,
+                ),
+                num_steps=settings.gate.pilot_steps,
+                concurrency_limit=settings.run.concurrency_limit,
+            )
+            for index in result.pilots
+        }
+        result = gate(settings, strategies, measured)
     _record(run, strategies, result)
     summary = RunSummary(
         name=folder.name,

@@ -10,6 +10,7 @@ from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
 from flows.steps import choose_strategy
+from tasks.accuracy import hold_run
 from tasks.console import announce
 from tasks.evaluate import evaluate
 from tasks.inspect_target import inspect_target
@@ -69,6 +70,7 @@ def _train(
                 "prediction_error": facts.prediction_error,
             }
         )
+        hold_run(job, chosen, folder, training)
         acceptance = evaluate(settings, drafter, corpus.held_out)
         training.log_metrics({"tau": acceptance.tau, "tau_mean": acceptance.overall.tau_mean})
         training.log_json("acceptance.json", acceptance.model_dump(mode="json"))

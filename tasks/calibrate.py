@@ -7,9 +7,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import atomic_write
-from dflash_core.throughput import CostModel
+from dflash_core.throughput import CostModel, Fingerprint, learn_drift
 from dflash_core.training.calibration import fingerprint
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.machine_history import history_file, read_ratios
 from tasks.console import announce, logger
 from tasks.gpu_pool import gpu_slot
 from tasks.keys import cached_path
@@ -36,6 +37,11 @@ def calibrate(
     announce(
         f"calibration: held-out error {model.relative_error:.1%}{' (reused)' if reused else ''}"
     )
+    history = history_file(folder.cache, Fingerprint.model_validate(marks))
+    learnt = learn_drift(read_ratios(history))
+    model = model.model_copy(update={"drift": learnt.drift})
+    if learnt.warning:
+        logger().warning(learnt.warning)
     for terms in model.inseparable:
         logger().warning("the measured shapes cannot tell apart %s", terms)
     return model

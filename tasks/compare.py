@@ -31,18 +31,21 @@ def compare(settings: Settings, store: Path, cost: CostModel) -> list[StrategyFa
         world_size=settings.training.topology.num_consumers,
         supervised=opened.supervised,
     )
-    return [_facts(report, cost, settings.draft.block_size) for report in reports]
+    return [_facts(report, cost, settings) for report in reports]
 
 
 @task(name="gate", cache_policy=NO_CACHE)
-def gate(settings: Settings, strategies: list[StrategyFacts]) -> GateResult:
-    """Hold the strategies against the thresholds."""
+def gate(
+    settings: Settings, strategies: list[StrategyFacts], pilots: dict[int, float] | None = None
+) -> GateResult:
+    """Hold the strategies against the thresholds; Ktok/s of pilots count instead of predictions."""
     candidates = [
         Candidate(
             **{name: getattr(facts, name) for name in (*SHARED, *SHARED_TOO)},
             prediction=facts.prediction,
+            measured_ktok_s=(pilots or {}).get(index),
         )
-        for facts in strategies
+        for index, facts in enumerate(strategies)
     ]
     result = judge(candidates, settings.gate)
     for verdict in result.verdicts:
@@ -51,10 +54,16 @@ def gate(settings: Settings, strategies: list[StrategyFacts]) -> GateResult:
     return result
 
 
-def _facts(report: StrategyReport, cost: CostModel, block_size: int) -> StrategyFacts:
+def _facts(report: StrategyReport, cost: CostModel, settings: Settings) -> StrategyFacts:
     return StrategyFacts(
         **{name: getattr(report, name) for name in (*SHARED, *SHARED_TOO)},
         num_micro_batches=report.num_micro_batches,
         num_steps=report.num_steps,
-        prediction=predict(report.plan, cost, block_size=block_size),
+        prediction=predict(
+            report.plan,
+            cost,
+            block_size=settings.draft.block_size,
+            topology=settings.training.topology,
+            epochs=settings.training.epochs,
+        ),
     )

@@ -6,6 +6,7 @@ from dflash_core.throughput.accuracy import (
     EpochAccuracy,
     hold_against,
     learn_drift,
+    measured_ktok_s,
 )
 from dflash_core.throughput.advice import Option, advise, splits_of
 from dflash_core.throughput.cost import (
@@ -61,6 +62,7 @@ __all__ = [
     "hold_against",
     "judge",
     "learn_drift",
+    "measured_ktok_s",
     "predict",
     "route_targets",
     "simulate",

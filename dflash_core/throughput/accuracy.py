@@ -11,9 +11,10 @@ from dflash_core.config import FrozenModel
 from dflash_core.errors import DataError
 from dflash_core.throughput.prediction import Prediction
 
-__all__ = ["Accuracy", "Drift", "EpochAccuracy", "hold_against", "learn_drift"]
+__all__ = ["Accuracy", "Drift", "EpochAccuracy", "hold_against", "learn_drift", "measured_ktok_s"]
 
 WARM_UP_SHARE = 0.05
+WARM_UP_STEPS = 2
 PRIOR_DRIFT = 0.05
 PRIOR_RUNS = 2
 RECENT_RUNS = 20
@@ -88,9 +89,7 @@ def hold_against(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> 
     Raises:
         DataError: The run has no steps.
     """
-    if not lines:
-        raise DataError("the run has no steps to hold against its prediction; train at least one")
-    steady = lines[int(len(lines) * WARM_UP_SHARE) :]
+    steady = _steady(lines)
     numbers = sorted({int(line["epoch"]) for line in steady})
     epochs = [[line for line in steady if line["epoch"] == number] for number in numbers]
     return Accuracy(
@@ -98,6 +97,22 @@ def hold_against(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> 
         measured_ktok_s=_ktok_s(steady),
         predicted_ktok_s=prediction.ktok_s,
     )
+
+
+def measured_ktok_s(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Return the throughput of a run in thousand real tokens per second, warm-up left out.
+
+    Raises:
+        DataError: The run has no steps.
+    """
+    return _ktok_s(_steady(lines))
+
+
+def _steady(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if not lines:
+        raise DataError("the run has no steps to hold against its prediction; train at least one")
+    warm_up = max(int(len(lines) * WARM_UP_SHARE), WARM_UP_STEPS)
+    return lines[min(warm_up, len(lines) - 1) :]
 
 
 def _epoch(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> EpochAccuracy:

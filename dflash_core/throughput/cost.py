@@ -169,6 +169,8 @@ class CostModel(FrozenModel):
     """Sending a micro-batch's features to another rank: constant part."""
     transfer_s_per_token: float = Field(default=0.0, ge=0)
     """Sending the features of one real token to another rank."""
+    correction: float = Field(default=1.0, gt=0)
+    """Measured over modelled time of a rehearsal: real steps of a plan, all stages together."""
     overlaps: bool = True
     """Whether reading ahead costs the computing ranks nothing: cores to spare, or a GPU."""
     drift: float = Field(default=0.05, ge=0)

@@ -27,6 +27,8 @@ class GateConfig(FrozenModel):
     """Largest share of length variance between optimizer steps."""
     max_straggler: float | None = Field(default=None, ge=1)
     """Largest mean of slowest over mean rank cost in a step."""
+    pilot_steps: int = Field(default=30, ge=0)
+    """Steps of the pilot that decides where a prediction straddles a threshold; 0 runs none."""
     objective: Literal["most_diverse", "fastest", "weighted"] = "most_diverse"
     """Preference among the strategies that pass."""
     diversity_weight: float = Field(default=0.5, ge=0, le=1)
@@ -155,7 +157,7 @@ def _verdict(candidate: Candidate, config: GateConfig, best: float) -> GateVerdi
         reason = f"{speed}, {', '.join(too_slow + others)}: rejected; {wasted}"
     else:
         reason = f"{speed}: passes; {wasted}"
-    undecided = candidate.measured_ktok_s is None and not others
+    undecided = config.pilot_steps > 0 and candidate.measured_ktok_s is None and not others
     return GateVerdict(
         name=candidate.name,
         mixing=candidate.mixing,

@@ -112,7 +112,11 @@ def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Dur
             target = target + prefetch
         draft = draft + prefetch
         prefetch = np.zeros_like(prefetch)
-    return Durations(prefetch, target, transfer, draft, cost.step_s, cost.jitter)
+    prefetch, target, transfer, draft = (
+        cost.correction * stage for stage in (prefetch, target, transfer, draft)
+    )
+    step_s = cost.correction * cost.step_s
+    return Durations(prefetch, target, transfer, draft, step_s, cost.jitter)
 
 
 def _spread(workload: Workload, cost: CostModel) -> tuple[float, float]:

@@ -1,40 +1,52 @@
 """Measure what micro-batches cost here: real target forwards and drafter steps, all ranks busy.
 
 ``torchrun --nproc-per-node N -m dflash_core.training.calibration --config job.json --out FILE``
+
+Rounds over a grid of shapes go on until the time is up, each with other samples, so that every
+shape is as new to caches and allocators as in training, and a disturbance hits no shape alone.
 """
 
 import argparse
+import math
+import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import transformers
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from dflash_core.artifacts import atomic_write, content_digest
-from dflash_core.corpus.store import Sample, TokenStore
-from dflash_core.errors import CalibrationError, DFlashError
-from dflash_core.planning.anchors import num_anchors
+from dflash_core.corpus.store import TokenStore
+from dflash_core.draft.batch import DraftBatch
+from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.target.loading import load_target, target_digest
-from dflash_core.throughput.cost import CostModel, Fingerprint, Measurement
-from dflash_core.throughput.fitting import fit_role
+from dflash_core.throughput import CostModel, Fingerprint, Measurement, fit_role
+from dflash_core.training.calibration_shapes import Shape, calibration_shapes
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.features import OnlineFeatures, timed
 from dflash_core.training.flat import FlatGradients
-from dflash_core.training.objective import MicroBatch
 from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.ranks import Ranks, join_ranks
+from dflash_core.training.rehearsal import colocated, rehearse
 
-__all__ = ["calibrate", "fingerprint", "main", "measured_shapes"]
+__all__ = ["calibrate", "fingerprint", "main"]
 
-REPEATS = 5
-LENGTH_QUANTILES = (0.1, 0.5, 0.9, 1.0)
-SUPERVISED_SHARES = (0.2, 0.8)
+SECONDS = 12.0
+ROUNDS = (3, 12)
+FEW_ANCHORS = 0.25
+STEP_REPEATS = 7
+TRANSFER_TOKENS = (16, 2048)
+TRANSFER_REPEATS = 7
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,84 +55,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the run's job.json")
     parser.add_argument("--out", type=Path, required=True, help="cost model, JSON")
     arguments = parser.parse_args(argv)
-    job = TrainingJob.model_validate_json(arguments.config.read_bytes())
     try:
+        job = colocated(TrainingJob.model_validate_json(arguments.config.read_bytes()))
         with join_ranks(job.training) as ranks:
             model = calibrate(job, ranks)
+    except (OSError, ValidationError) as error:
+        sys.stderr.write(f"ConfigError: {arguments.config} is no training job: {error}\n")
+        return ConfigError.exit_code
     except DFlashError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code
     if ranks.is_first:
-        atomic_write(arguments.out, model.model_dump_json(indent=1) + "\n")
+        atomic_write(arguments.out, model.model_dump_json(indent=1, exclude_defaults=True) + "\n")
     return 0
 
 
 def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
-    """Time a grid of shapes on every rank at once and fit the cost model.
+    """Time a grid of shapes on every rank at once, fit the cost model, and rehearse.
 
     Args:
-        job: The run to predict; its store says which lengths matter.
+        job: The run to predict; its store gives the samples.
         ranks: This process among the others.
 
     Raises:
         CalibrationError: The shapes cannot tell the terms apart, or all times are equal.
     """
-    lengths = TokenStore.open(job.store).lengths
-    shapes = measured_shapes(lengths, job.batching.token_budget)
-    store = _MadeSamples(job, shapes)
-    target = load_target(job.target, device=ranks.device)
-    objective = DraftObjective(job, target, store, None)  # type: ignore[arg-type]  (read by index)
-    source = OnlineFeatures(target, packed=False)
-    gradients = FlatGradients(list(objective.module.parameters()))
-    block_size = objective.drafter.spec.block_size
-    measurements: list[Measurement] = []
-    for shape, (rows, length, share) in enumerate(shapes):
-        batch = MicroBatch([[shape]] * rows, length, length, weight=1.0, epoch=0)
-        target_s, draft_s = _time(objective, source, batch, ranks)
-        supervised = np.array([round(length * share)])
-        anchors = rows * int(num_anchors(supervised, job.batching.anchors)[0])
-        facts = {
-            "rows": rows,
-            "padded_length": length,
-            "real_tokens": rows * length,
-            "anchor_tokens": anchors * block_size,
-            "anchor_contexts": anchors * block_size * length,
-            "cell": shape,
-        }
-        measurements.append(Measurement(role="target", seconds=target_s, **facts))
-        measurements.append(Measurement(role="draft", seconds=draft_s, **facts))
-    return CostModel(
+    job = colocated(job)
+    bench = _Bench(job, ranks)
+    measurements, jitter = bench.measure()
+    latency_s, per_token_s = _time_transfer(bench.num_features, bench.dtype, ranks)
+    model = CostModel(
+        prefetch=fit_role(measurements, "prefetch"),
         target=fit_role(measurements, "target"),
         draft=fit_role(measurements, "draft"),
-        step_s=_time_step(objective, gradients, job, ranks),
+        step_s=bench.step_s(),
+        jitter=jitter,
+        transfer_latency_s=latency_s,
+        transfer_s_per_token=per_token_s,
+        overlaps=_overlaps(job, ranks),
         fingerprint=fingerprint(job, ranks.device),
     )
-
-
-def measured_shapes(
-    lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]", token_budget: int
-) -> list[tuple[int, int, float]]:
-    """Return the grid: (rows, padded length, supervised share), small micro-batches included.
-
-    Args:
-        lengths: Sequence lengths in tokens, shape ``(num_samples,)``.
-        token_budget: Most token slots of a micro-batch.
-
-    Raises:
-        CalibrationError: There is no sample to take lengths from.
-    """
-    if lengths.size == 0:
-        raise CalibrationError("there is no sample to calibrate with; give a store that holds some")
-    chosen = sorted({int(np.quantile(lengths, q, method="nearest")) for q in LENGTH_QUANTILES})
-    chosen = [min(length, token_budget) for length in chosen]
-    if len(set(chosen)) == 1:  # all samples of one length: shorter rows separate the terms
-        chosen = [max(chosen[0] // 4, 1), max(chosen[0] // 2, 1), chosen[0]]
-    shapes = []
-    for length in sorted(set(chosen)):
-        most = max(token_budget // length, 1)
-        for rows in sorted({1, max(most // 2, 1), most}):
-            shapes.extend((rows, length, share) for share in SUPERVISED_SHARES)
-    return shapes
+    block_size = bench.block_size
+    del bench  # its models would stand beside the rehearsal's
+    correction = rehearse(job, model, ranks, block_size=block_size)
+    return model.model_copy(update={"correction": correction})
 
 
 def fingerprint(job: TrainingJob, device: torch.device) -> Fingerprint:
@@ -142,73 +120,175 @@ def fingerprint(job: TrainingJob, device: torch.device) -> Fingerprint:
     )
 
 
-class _MadeSamples:
-    """One random sample for each shape: what it says does not matter, its length does."""
+class _Bench:
+    """The models of a rank, to be timed."""
 
-    def __init__(self, job: TrainingJob, shapes: Sequence[tuple[int, int, float]]) -> None:
-        source = TokenStore.open(job.store)[0].input_ids
-        self._samples = []
-        for index, (_, length, share) in enumerate(shapes):
-            mask = np.zeros(length, dtype=np.bool_)
-            mask[length - round(length * share) :] = True
-            ids = np.resize(source, length).astype(np.int32)
-            self._samples.append(Sample(ids, mask, "calibration", f"calibration-{index}"))
+    def __init__(self, job: TrainingJob, ranks: Ranks) -> None:
+        self._job = job
+        self._ranks = ranks
+        self._store = TokenStore.open(job.store)
+        target = load_target(job.target, device=ranks.device)
+        self._objective = DraftObjective(job, target, self._store, None)
+        self._source = OnlineFeatures(target, packed=False)
+        self._gradients = FlatGradients(list(self._objective.module.parameters()))
+        rule = job.batching.anchors
+        fewer = {
+            "anchors_per_supervised_token": rule.anchors_per_supervised_token * FEW_ANCHORS,
+            "min_anchors": 1,
+        }
+        batching = job.batching.model_copy(update={"anchors": rule.model_copy(update=fewer)})
+        self._layouts = {
+            False: self._objective.prepare,
+            True: replace(
+                self._objective.prepare, job=job.model_copy(update={"batching": batching})
+            ),
+        }
+        self.block_size = self._objective.drafter.spec.block_size
+        self.dtype = target.input_embeddings.weight.dtype
+        self.num_features = len(target.layer_ids) * target.input_embeddings.weight.shape[1]
 
-    def __getitem__(self, index: int) -> Sample:
-        return self._samples[index]
+    def measure(self) -> tuple[list[Measurement], float]:
+        """Time rounds of shapes; return the measurements and the jitter between ranks."""
+        rng = np.random.default_rng(0)
+        batching = self._job.batching
+        limit = batching.max_length or batching.token_budget
+        taken: list[tuple[Shape, DraftBatch]] = []
+        seconds: list[tuple[float, float, float]] = []
+        start = time.perf_counter()
+        for number in range(1 + ROUNDS[1]):
+            shapes = calibration_shapes(
+                self._store.lengths,
+                token_budget=batching.token_budget,
+                max_length=limit,
+                rng=rng,
+            )
+            found = [self._time(shape) for shape in shapes]
+            if number == 0:
+                continue  # warms up
+            taken += [(shape, batch) for shape, (batch, _) in zip(shapes, found, strict=True)]
+            seconds += [times for _, times in found]
+            enough = time.perf_counter() - start > SECONDS and number >= ROUNDS[0]
+            if self._ranks.agree(int(enough), what="calibration"):
+                break
+        every = self._share(seconds)
+        means = every.mean(axis=0)
+        measurements = [
+            _measurement(shape, batch, self.block_size, role, float(means[index, place]))
+            for index, (shape, batch) in enumerate(taken)
+            for place, role in enumerate(("prefetch", "target", "draft"))
+        ]
+        return measurements, _jitter(every.sum(axis=2))
 
-
-def _time(
-    objective: DraftObjective, source: OnlineFeatures, batch: MicroBatch, ranks: Ranks
-) -> tuple[float, float]:
-    """Return median seconds of target and drafter, averaged over the ranks."""
-    _run(objective, source, batch, ranks)
-    targets, drafts = [], []
-    for _ in range(REPEATS):
-        ranks.meet(what="calibration")
-        target_s, draft_s = _run(objective, source, batch, ranks)
-        targets.append(target_s)
-        drafts.append(draft_s)
-    medians = torch.tensor(
-        [statistics.median(targets), statistics.median(drafts)],
-        dtype=torch.float64,
-        device=ranks.device,
-    )
-    target_s, draft_s = (ranks.add(medians, what="calibration") / ranks.num_consumers).tolist()
-    return target_s, draft_s
-
-
-def _run(
-    objective: DraftObjective, source: OnlineFeatures, micro_batch: MicroBatch, ranks: Ranks
-) -> tuple[float, float]:
-    """Return seconds of target and drafter for one micro-batch."""
-    begin = time.perf_counter()
-    laid_out = objective.prepare(micro_batch)
-    # Reading ahead costs a CPU rank what it costs; beside a GPU it is hidden.
-    prepare_s = 0.0 if ranks.device.type == "cuda" else time.perf_counter() - begin
-    features_MF, target_s = timed(source, micro_batch, laid_out.to(ranks.device))
-    middle = time.perf_counter()
-    groups = torch.zeros(len(micro_batch.samples), dtype=torch.int64)
-    objective.run(micro_batch, laid_out.to(ranks.device), features_MF, groups)
-    return target_s, prepare_s + time.perf_counter() - middle
-
-
-def _time_step(
-    objective: DraftObjective, gradients: FlatGradients, job: TrainingJob, ranks: Ranks
-) -> float:
-    """Return median seconds of what every step does once: reduce, clip, update."""
-    parameters = list(objective.module.parameters())
-    optimizer = build_optimizer(parameters, job.training.optimizer)
-    times = []
-    for _ in range(REPEATS + 1):
-        ranks.meet(what="calibration")
+    def _time(self, shape: Shape) -> tuple[DraftBatch, tuple[float, float, float]]:
+        """Return the batch and the seconds of reading, target and drafter on this rank."""
+        self._ranks.meet(what="calibration")
         begin = time.perf_counter()
-        gradients.zero()
-        ranks.add(gradients.buffer, what="calibration")
-        gradients.normalise(1.0, 1.0)
-        optimizer.step()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
+        batch = self._layouts[shape.few_anchors](shape.micro_batch)
+        prefetch_s = time.perf_counter() - begin
+        on_device = batch.to(self._ranks.device)
+        features_MF, target_s = timed(self._source, shape.micro_batch, on_device)
+        begin = time.perf_counter()
+        groups = torch.zeros(len(shape.micro_batch.samples), dtype=torch.int64)
+        self._objective.run(shape.micro_batch, on_device, features_MF, groups)
+        return batch, (prefetch_s, target_s, time.perf_counter() - begin)
+
+    def _share(self, seconds: list[tuple[float, float, float]]) -> NDArray[np.float64]:
+        """Return every rank's seconds, shape ``(num_ranks, num_shapes, 3)``."""
+        every = torch.zeros(self._ranks.world_size, len(seconds), 3, dtype=torch.float64)
+        every[self._ranks.rank] = torch.tensor(seconds, dtype=torch.float64)
+        return self._ranks.add(every.to(self._ranks.device), what="calibration").cpu().numpy()
+
+    def step_s(self) -> float:
+        """Return median seconds of what every step does once: reduce, clip, update."""
+        parameters = list(self._objective.module.parameters())
+        optimizer = build_optimizer(parameters, self._job.training.optimizer)
+        sums = torch.zeros(self._objective.num_sums, dtype=torch.float64)
+        times = []
+        for _ in range(STEP_REPEATS + 1):
+            self._ranks.meet(what="calibration")
+            begin = time.perf_counter()
+            self._gradients.zero()
+            self._ranks.add(sums.to(self._ranks.device), what="calibration")
+            self._ranks.add(self._gradients.buffer, what="calibration")
+            self._gradients.normalise(1.0, 1.0)
+            optimizer.step()
+            if self._ranks.device.type == "cuda":
+                torch.cuda.synchronize(self._ranks.device)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times[1:])
+
+
+def _measurement(
+    shape: Shape, batch: DraftBatch, block_size: int, role: str, seconds: float
+) -> Measurement:
+    rows, padded_length = batch.input_ids_BT.shape
+    lengths = torch.bincount(
+        batch.document_ids_BT[batch.document_ids_BT >= 0], minlength=batch.num_documents
+    )
+    return Measurement(
+        role=role,  # type: ignore[arg-type]
+        rows=rows,
+        padded_length=padded_length,
+        real_tokens=int(lengths.sum()),
+        anchor_tokens=batch.num_anchors * block_size,
+        anchor_contexts=int(lengths[batch.anchor_documents_N].sum()) * block_size,
+        seconds=max(seconds, 1e-9),
+        cell=shape.cell,
+    )
+
+
+def _jitter(seconds: NDArray[np.float64]) -> float:
+    """Return the spread between ranks as a share, from how much longer the slowest took.
+
+    Args:
+        seconds: Of each rank and shape, shape ``(num_ranks, num_shapes)``.
+    """
+    num_ranks = seconds.shape[0]
+    if num_ranks == 1:
+        return 0.0
+    excess = float(np.mean(seconds.max(axis=0) / seconds.mean(axis=0)) - 1)
+    return excess / _expected_maximum(num_ranks)
+
+
+def _expected_maximum(count: int) -> float:
+    """Return the expected largest of independent standard normal numbers."""
+    x = np.linspace(-8, 8, 4001)
+    below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
+    density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    return float(np.trapezoid(x * count * density * below ** (count - 1), x))
+
+
+def _time_transfer(num_features: int, dtype: torch.dtype, ranks: Ranks) -> tuple[float, float]:
+    """Return latency and seconds per token of sending features, all pairs of ranks at once."""
+    peer = ranks.rank ^ 1
+    medians = []
+    for tokens in TRANSFER_TOKENS:
+        features_MF = torch.zeros(tokens, num_features, dtype=dtype, device=ranks.device)
+        times = []
+        for _ in range(TRANSFER_REPEATS):
+            ranks.meet(what="timing transfers")
+            begin = time.perf_counter()
+            if peer < ranks.world_size:
+                with ranks.waiting(ranks.name_of(peer), "timing transfers"):
+                    send_first = ranks.rank % 2 == 0
+                    dist.send(features_MF, peer) if send_first else dist.recv(features_MF, peer)
+                if ranks.device.type == "cuda":
+                    torch.cuda.synchronize(ranks.device)
+            times.append(time.perf_counter() - begin)
+        medians.append(statistics.median(times))
+    shared = torch.tensor(medians, dtype=torch.float64, device=ranks.device)
+    small, large = (ranks.add(shared, what="timing transfers") / ranks.world_size).tolist()
+    if ranks.world_size == 1:
+        return 0.0, 0.0
+    few, many = TRANSFER_TOKENS
+    per_token_s = max(large - small, 0.0) / (many - few)
+    return max(small - few * per_token_s, 0.0), per_token_s
+
+
+def _overlaps(job: TrainingJob, ranks: Ranks) -> bool:
+    """Whether a core is left to every rank for reading ahead."""
+    wanted = ranks.world_size * (job.training.threads_per_rank + 1)
+    return ranks.device.type == "cuda" or len(os.sched_getaffinity(0)) >= wanted
 
 
 def _processor() -> str:

@@ -134,6 +134,8 @@ class TrainingConfig(FrozenModel):
     """Newest checkpoints that are kept."""
     resume: bool = True
     """Continue from the newest complete checkpoint in the run folder."""
+    preflight: bool = True
+    """Run the largest micro-batches once before the first step, to see that memory suffices."""
     max_bad_steps: int = Field(default=5, ge=0)
     """Steps with a non-finite loss that are skipped before the run stops."""
     timeout_s: float = Field(default=120.0, gt=0)

@@ -121,6 +121,10 @@ class Epochs:
                 found.append(Work(number, step, consumer, target, micro_batch))
         return found
 
+    def micro_batch(self, epoch: int, index: int) -> MicroBatch:
+        """Return one micro-batch of an epoch, wherever the plan places it."""
+        return _micro_batch(self.plan(epoch), index, epoch, weight=1.0)
+
     def is_due(self, step: int) -> bool:
         """Whether held-out samples are measured after this step."""
         every = self._job.training.validation.every_steps

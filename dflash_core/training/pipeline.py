@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dflash_core.training.channel import Ready, Receiver
 from dflash_core.training.epochs import Work
@@ -69,6 +70,15 @@ class Pipeline:
     def num_waiting(self) -> int:
         """Prepared micro-batches that wait."""
         return self._prefetch.num_waiting
+
+    def features_of(self, micro_batch: MicroBatch, batch: Any) -> Tensor | None:
+        """Return a batch's features now, outside the order; zeros where another rank has them."""
+        if self._source is not None:
+            return self._source(micro_batch, batch)
+        if self._receiver is None:
+            return None
+        size = (len(batch.context_index_M), self._receiver.num_features)
+        return torch.zeros(size, dtype=self._receiver.dtype, device=self._ranks.device)
 
     def take(self) -> Ready:
         """Return the next micro-batch, on this rank's device."""

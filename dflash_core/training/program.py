@@ -65,6 +65,8 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
     role = consuming_role(job, stores, epochs, ranks, first_step=cursor.step)
     request = stop or StopRequest()
     trainer = Trainer(job, role.objective, epochs, role.validation, ranks, cursor, request)
+    if job.training.preflight and cursor.step == 0:
+        trainer.preflight(role.pipeline)
     finished = trainer.run(role.pipeline)
     role.pipeline.close()
     if finished and ranks.is_first:

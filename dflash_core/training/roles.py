@@ -19,6 +19,7 @@ from dflash_core.training.feature_cache import FeatureCache, make_room
 from dflash_core.training.features import CachedFeatures, FeatureSource, OnlineFeatures
 from dflash_core.training.objective import Objective
 from dflash_core.training.pipeline import Pipeline, computed, prepared
+from dflash_core.training.preflight import preflight, target_run
 from dflash_core.training.ranks import Ranks
 from dflash_core.training.stage import Stage
 from dflash_core.training.target_objective import TargetObjective
@@ -104,6 +105,8 @@ def serve_target(
     depth = job.training.topology.queue_depth
     works = epochs.stream(first_step, target=ranks.rank - ranks.num_consumers)
     source = OnlineFeatures(target, packed=epochs.plan(0).packed)
+    if job.training.preflight and first_step == 0:
+        preflight(epochs, target_run(layout, source, ranks.device), ranks)
 
     def stage(items, name: str) -> Stage:
         return Stage(items, depth=depth, name=name, device=ranks.device, timeout_s=ranks.timeout_s)

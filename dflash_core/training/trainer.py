@@ -21,6 +21,7 @@ from dflash_core.training.monitor import MetricsFile, StepMonitor, StepSums, wri
 from dflash_core.training.objective import Objective
 from dflash_core.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from dflash_core.training.pipeline import Pipeline
+from dflash_core.training.preflight import consumer_run, preflight
 from dflash_core.training.ranks import Ranks
 from dflash_core.training.stop import StopRequest
 from dflash_core.training.validation import Validation
@@ -108,6 +109,23 @@ class Trainer:
         finally:
             if metrics is not None:
                 metrics.close()
+
+    def preflight(self, pipeline: Pipeline) -> None:
+        """Run the largest micro-batches before the first step, without learning from them.
+
+        Raises:
+            TrainingError: One needs more memory than there is.
+        """
+        run = consumer_run(
+            self._objective,
+            pipeline.features_of,
+            self._gradients,
+            self._optimizer,
+            self._ranks.device,
+        )
+        report = preflight(self._epochs, run, self._ranks)
+        if self._ranks.is_first:
+            print(report, flush=True)  # noqa: T201  (torchrun's own log)
 
     def restore_best(self) -> None:
         """Take the weights of the best measurement, if there was one."""

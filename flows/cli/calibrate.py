@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.settings import load_settings
+from dflash_core.artifacts import atomic_write
 from dflash_core.throughput import CostModel, RoleFit
 from dflash_core.throughput.cost import ROLE_TERMS, TERMS
 from flows.cli.run import explain, prepare_console
@@ -20,6 +21,7 @@ TAKES_SETTINGS = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.toml")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model there")
     parser.add_argument("--json", action="store_true", help="print the cost model as JSON")
 
 
@@ -33,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not state.is_completed():
         return explain(state)
     model = state.result()
+    if arguments.out is not None:
+        atomic_write(arguments.out, model.model_dump_json(indent=1, exclude_defaults=True) + "\n")
     if arguments.json:
         sys.stdout.write(model.model_dump_json() + "\n")
         return 0

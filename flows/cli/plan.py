@@ -21,6 +21,7 @@ from dflash_core.planning import (
 )
 from dflash_core.planning.config import Mixing, Oversize, Tail
 from dflash_core.profiling import read_lengths
+from flows.cli.advice import advise_all, show_advice
 
 __all__ = ["add_arguments", "run"]
 
@@ -54,6 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--oversize", choices=get_args(Oversize), default=DEFAULTS.oversize)
     parser.add_argument("--tail", choices=get_args(Tail), default=DEFAULTS.tail)
     _add_whole(parser, "seed", 0, "of all random choices")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="cost model of dflash-flow calibrate: predict Ktok/s and rank splits of the ranks",
+    )
+    _add_whole(parser, "gpus", 8, "ranks to divide between target and drafter")
+    _add_whole(parser, "block-size", 16, "block size of the drafter")
+    _add_whole(parser, "epochs", 1, "epochs of the run, for its hours")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write plans and picture there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -78,12 +88,18 @@ def run(arguments: argparse.Namespace) -> int:
         supervised=supervised,
     )
     comparison = comparison_json(reports, config.token_budget)
+    advice = None
+    if arguments.calibration is not None:
+        advice = advise_all(arguments, config, reports, lengths, supervised)
+        comparison["advice"] = advice.model_dump(mode="json")
     if arguments.save is not None:
         _save(arguments.save, reports, comparison)
     if arguments.json:
         sys.stdout.write(json.dumps(comparison) + "\n")
     else:
         _show(reports, comparison)
+        if advice is not None:
+            show_advice(advice)
     return 0
 
 

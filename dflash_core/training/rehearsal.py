@@ -1,0 +1,94 @@
+"""A few real steps of the training program, held against the model: what timing parts misses."""
+
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+
+from dflash_core.corpus.store import TokenStore
+from dflash_core.planning import EpochPlan, plan_epoch
+from dflash_core.throughput import CostModel, Split, Workload, simulate
+from dflash_core.throughput.prediction import durations_of
+from dflash_core.training.config import TopologyConfig, TrainingJob, ValidationConfig
+from dflash_core.training.monitor import METRICS_NAME
+from dflash_core.training.program import run_job
+from dflash_core.training.ranks import Ranks
+
+__all__ = ["colocated", "rehearse"]
+
+WARM_UP_STEPS = 2
+SECONDS = 6.0
+NUM_STEPS = (8, 40)
+
+
+def colocated(job: TrainingJob, **changes: Any) -> TrainingJob:
+    """Return the job with every rank running both models, for measuring and nothing else."""
+    training = job.training
+    plain = {
+        "topology": TopologyConfig(
+            num_ranks=training.topology.num_ranks, queue_depth=training.topology.queue_depth
+        ),
+        "features": "online",
+        "preflight": False,
+        "validation": ValidationConfig(),
+        "resume": False,
+        "epochs": 1,
+        "checkpoint_every_steps": 10**9,
+        **changes,
+    }
+    return job.model_copy(
+        update={"training": training.model_copy(update=plain), "heldout_store": None}
+    )
+
+
+def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int) -> float:
+    """Train a few shuffled steps and return measured over modelled time.
+
+    Args:
+        job: The run; its folder takes the rehearsal's own, which is removed afterwards.
+        cost: What timing the parts gave.
+        ranks: This process among the others.
+        block_size: Block size of the drafter.
+    """
+    batching = job.batching.model_copy(
+        update={"strategy": "random", "mixing": "diverse", "edges": None, "oversize": "truncate"}
+    )
+    store = TokenStore.open(job.store)
+    plan = plan_epoch(
+        store.lengths,
+        batching,
+        epoch=0,
+        seed=job.training.seed,
+        world_size=job.training.topology.num_ranks,
+        supervised=store.supervised,
+    )
+    ends = _modelled(plan, cost, ranks.world_size, block_size)
+    step_s = ends[-1] / plan.num_steps
+    steps = int(np.clip(SECONDS / step_s, *NUM_STEPS))
+    if plan.num_steps <= WARM_UP_STEPS:
+        return 1.0  # nothing is left to compare after warming up
+    run_dir = job.run_dir / "rehearsal"
+    chosen = colocated(job, max_steps=min(steps, plan.num_steps))
+    chosen = chosen.model_copy(update={"batching": batching, "run_dir": run_dir})
+    if ranks.is_first:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.mkdir(parents=True)
+    ranks.meet(what="the rehearsal")
+    run_job(chosen, ranks)
+    measured = 0.0
+    if ranks.is_first:
+        lines = [json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()]
+        seconds = [line["step_s"] for line in lines[WARM_UP_STEPS:]]
+        modelled = ends[len(lines) - 1] - ends[WARM_UP_STEPS - 1]
+        measured = sum(seconds) / float(modelled)
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return ranks.agree(round(measured * 1e6), what="the rehearsal") / 1e6
+
+
+def _modelled(plan: EpochPlan, cost: CostModel, num_ranks: int, block_size: int) -> np.ndarray:
+    work = Workload.of_plan(
+        plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
+    )
+    durations = durations_of(work, cost, Split(num_ranks=num_ranks))
+    return simulate(plan.assignment, durations).step_ends

@@ -1,0 +1,135 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import CalibrationError
+from dflash_core.planning import BatchingConfig, plan_epoch
+from dflash_core.throughput import CostModel, predict
+from dflash_core.training import calibration
+from dflash_core.training.calibration_shapes import calibration_shapes
+from dflash_core.training.ranks import join_ranks
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "ROUNDS", (1, 1))
+
+
+def shapes(lengths, *, token_budget=1000, max_length=1000):
+    rng = np.random.default_rng(0)
+    return calibration_shapes(
+        np.array(lengths), token_budget=token_budget, max_length=max_length, rng=rng
+    )
+
+
+def test_shapes_hold_the_budget_and_vary_rows_apart_from_length():
+    lengths = np.random.default_rng(0).integers(20, 900, 300)
+    found = shapes(lengths)
+    assert all(len(s.micro_batch.rows) * s.micro_batch.padded_length <= 1000 for s in found)
+    assert {len(s.micro_batch.rows) for s in found} >= {1, 2}
+    assert len({s.cell for s in found}) * 2 == len(found)
+    sizes = {(len(s.micro_batch.rows), s.micro_batch.padded_length) for s in found}
+    assert len({length for _, length in sizes}) > 6
+
+
+def test_long_samples_are_cut_as_in_training():
+    found = shapes([5000] * 20 + [30] * 20, token_budget=600, max_length=500)
+    assert max(s.micro_batch.padded_length for s in found) == 500
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0], [2000, 3000]])
+def test_nothing_to_time_is_refused(lengths):
+    with pytest.raises(CalibrationError, match=f"none of {len(lengths)} samples can be timed"):
+        shapes(lengths, max_length=10_000)
+
+
+def test_the_spread_between_ranks_is_found_again():
+    rng = np.random.default_rng(0)
+    seconds = 1 + 0.05 * rng.standard_normal((4, 20_000))
+    assert calibration._jitter(seconds) == pytest.approx(0.05, rel=0.03)
+    assert calibration._jitter(seconds[:1]) == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_calibrated_machine_predicts_its_own_plans(make_job):
+    job = make_job()
+    with join_ranks(job.training) as ranks:
+        model = calibration.calibrate(job, ranks)
+    store = TokenStore.open(job.store)
+    plan = plan_epoch(
+        store.lengths, job.batching, epoch=0, seed=0, world_size=1, supervised=store.supervised
+    )
+    prediction = predict(plan, model, block_size=4)
+    assert 0 < prediction.low < prediction.ktok_s < prediction.high
+    assert model.correction > 0
+    assert model.step_s > 0
+    assert model.transfer_s_per_token == 0  # nobody to send to
+    assert not (job.run_dir / "rehearsal").exists()
+    model.require(calibration.fingerprint(job, torch.device("cpu")))
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_model_is_not_covered(make_job):
+    job = make_job()
+    marks = calibration.fingerprint(job, torch.device("cpu"))
+    wider = job.model_copy(update={"draft": job.draft.model_copy(update={"num_layers": 2})})
+    assert marks.differences(calibration.fingerprint(wider, torch.device("cpu")))
+
+
+def test_two_ranks_calibrate_under_torchrun(make_job, tmp_path):
+    job = make_job(num_ranks=2)
+    out = tmp_path / "cost.json"
+    done = start(job, out, tmp_path)
+    assert done.returncode == 0, done.stdout
+    model = CostModel.model_validate_json(out.read_bytes())
+    assert model.fingerprint is not None
+    assert model.fingerprint.num_ranks == 2
+    assert model.transfer_s_per_token > 0
+    assert len(model.target.alternatives) > 5
+
+
+def start(job, out, folder):
+    file = folder / "job.json"
+    file.write_text(job.model_dump_json())
+    code = (
+        "import sys; from dflash_core.training import calibration; "
+        "calibration.SECONDS, calibration.ROUNDS = 0.0, (1, 1); sys.exit(calibration.main())"
+    )
+    script = folder / "quick.py"
+    script.write_text(code)
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(str(script), "--config", str(file), "--out", str(out)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+
+def test_a_file_that_is_no_job_is_one_sentence(tmp_path, capsys):
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"run_dir": "x"}))
+    assert calibration.main(["--config", str(file), "--out", str(tmp_path / "o.json")]) == 2
+    assert "is no training job" in capsys.readouterr().err
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_an_empty_grid_is_refused_before_anything_is_timed(make_job):
+    job = make_job()
+    tiny = job.model_copy(
+        update={"batching": BatchingConfig(token_budget=1, oversize="drop", max_length=None)}
+    )
+    with join_ranks(job.training) as ranks, pytest.raises(CalibrationError, match="can be timed"):
+        calibration.calibrate(tiny, ranks)

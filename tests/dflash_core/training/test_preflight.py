@@ -1,0 +1,81 @@
+import json
+
+import pytest
+import torch
+
+from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import TrainingError
+from dflash_core.throughput import worst_micro_batches
+from dflash_core.training import preflight as module
+from dflash_core.training.epochs import Epochs
+from dflash_core.training.memory import memory_limit_bytes, used_memory_bytes
+from dflash_core.training.preflight import preflight
+from dflash_core.training.program import run_job
+from dflash_core.training.ranks import join_ranks
+from tests.dflash_core.training.conftest import start_ranks
+
+CPU = torch.device("cpu")
+
+
+def losses(job):
+    lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_the_worst_micro_batches_are_run_in_part_and_whole(make_job):
+    job = make_job()
+    epochs = Epochs(job, TokenStore.open(job.store), None)
+    ran = []
+    with join_ranks(job.training) as ranks:
+        report = preflight(epochs, lambda batch: ran.append(batch), ranks)
+    worst = worst_micro_batches(epochs.plan(0))
+    whole = [epochs.micro_batch(0, index) for index in worst]
+    assert [batch for batch in whole if batch not in ran] == []
+    assert len(report.worst) == len(worst)
+    assert 0 < report.peak_bytes < report.limit_bytes
+    assert "headroom" in str(report)
+
+
+def test_training_learns_the_same_with_and_without_it(make_job):
+    found = {}
+    for flag in (True, False):
+        job = make_job(name=f"run-{flag}", preflight=flag, max_steps=3)
+        with join_ranks(job.training) as ranks:
+            run_job(job, ranks)
+        found[flag] = losses(job)
+    assert found[True] == found[False]
+
+
+def test_what_would_not_fit_is_refused_with_the_budget_that_does(make_job, monkeypatch):
+    job = make_job()
+    epochs = Epochs(job, TokenStore.open(job.store), None)
+    used = used_memory_bytes(CPU)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda *_, **__: used)
+    words = r"needs about .* set batching\.token_budget to"
+    with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match=words):
+        preflight(epochs, lambda batch: None, ranks)
+
+
+def test_a_gpu_that_runs_out_is_told_in_the_same_words(make_job):
+    def run(batch):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    job = make_job()
+    epochs = Epochs(job, TokenStore.open(job.store), None)
+    with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match="largest in"):
+        preflight(epochs, run, ranks)
+
+
+def test_memory_is_shared_among_the_ranks_of_a_machine():
+    whole = memory_limit_bytes(CPU, sharing=1)
+    assert memory_limit_bytes(CPU, sharing=4) == whole // 4
+    assert 0 < used_memory_bytes(CPU) < whole
+
+
+def test_target_and_drafter_ranks_fly_together(make_job):
+    topology = {"kind": "disaggregated", "num_ranks": 2, "num_target_ranks": 1}
+    job = make_job(topology=topology, max_steps=2)
+    process = start_ranks(job)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert "pre-flight" in output

@@ -1,0 +1,59 @@
+"""``dflash-flow plan --calibration`` from the outside."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from flows.cli import main
+from tests.dflash_core.throughput.machines import machine
+
+
+@pytest.fixture
+def words(tmp_path):
+    lengths = np.random.default_rng(0).integers(10, 400, 300)
+    data = tmp_path / "lengths.parquet"
+    pl.DataFrame({"length": lengths, "supervised": lengths // 2}).write_parquet(data)
+    cost = tmp_path / "cost.json"
+    cost.write_text(machine().model_dump_json())
+    plan = ["plan", str(data), "--token-budget", "1000", "--strategies", "pooled"]
+    return [*plan, "--gpus", "4", "--calibration", str(cost)]
+
+
+def test_programs_read_ranked_options(words, capsys):
+    assert main([*words, "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    options = advice["strategies"][0]["options"]
+    speeds = [option["prediction"]["ktok_s"] for option in options]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {option["split"]["num_target_ranks"] for option in options} == {0, 2, 3}
+
+
+def test_people_read_splits_and_reasons(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "4 colocated" in shown
+    assert "of each rank's time" in shown
+    assert "calibrated on an unknown machine, predicted for 4 ranks" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(None, "cannot be read"), ("{}", "is no calibration")]
+)
+def test_a_missing_or_damaged_calibration_is_one_sentence(
+    words, tmp_path, capsys, content, sentence
+):
+    file = tmp_path / "other.json"
+    if content is not None:
+        file.write_text(content)
+    assert main([*words[:-1], str(file)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_lengths_without_supervised_tokens_are_one_sentence(words, tmp_path, capsys):
+    data = tmp_path / "bare.npy"
+    np.save(data, np.full(50, 100))
+    assert main(["plan", str(data), *words[2:]]) == 2
+    assert "without supervised tokens" in capsys.readouterr().err
