@@ -65,7 +65,7 @@ def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int
     )
     ends = _modelled(plan, cost, ranks.world_size, block_size)
     step_s = ends[-1] / plan.num_steps
-    steps = int(np.clip(SECONDS / step_s, *NUM_STEPS))
+    steps = ranks.agree(int(np.clip(SECONDS / step_s, *NUM_STEPS)), what="the rehearsal")
     if plan.num_steps <= WARM_UP_STEPS:
         return 1.0  # nothing is left to compare after warming up
     run_dir = job.run_dir / "rehearsal"
