@@ -11,8 +11,8 @@ from dflash_core.planning.cost import PlanCost
 from dflash_core.planning.diversity import DiversityReport, Spread, diversity_of
 from dflash_core.planning.epoch_plan import EpochPlan
 from dflash_core.planning.identity import PLANNER_VERSION, PlanIdentity, changed_ingredients
+from dflash_core.planning.other_ranks import relayout
 from dflash_core.planning.plan import plan_epoch
-from dflash_core.planning.relayout import relayout
 from dflash_core.planning.strategies import STRATEGIES
 
 __all__ = [
