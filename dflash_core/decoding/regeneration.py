@@ -1,7 +1,10 @@
 """Answers from a target in this process, for `dflash_core.corpus.regenerate`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dflash_core.corpus.config import RegenerateConfig
 from dflash_core.corpus.masking import ChatEncoder
@@ -27,22 +30,38 @@ def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> 
 
     def answer(prompts: Sequence[TurnPrompt]) -> list[Answer]:
         ids = [encoder.encode_prompt(p.messages, tools=p.tools or None) for p in prompts]
-        longest = max(len(prompt) for prompt in ids) + config.max_new_tokens
-        texts = generate(
-            target,
-            ids,
-            max_new_tokens=config.max_new_tokens,
-            batch_size=max(1, config.batch_tokens // longest),
-            sampling=Sampling(temperature=config.temperature),
-            seed=seed,
-            stop_token_ids=stops,
-        )
+        texts: dict[int, NDArray[np.int64]] = {}
+        for rows in _batches([len(prompt) for prompt in ids], config):
+            made = generate(
+                target,
+                [ids[row] for row in rows],
+                max_new_tokens=config.max_new_tokens,
+                batch_size=len(rows),
+                sampling=Sampling(temperature=config.temperature),
+                seed=seed,
+                stop_token_ids=stops,
+            )
+            texts.update(zip(rows, made, strict=True))
         return [
-            _answer(encoder, prompt, text.tolist(), stops)
-            for prompt, text in zip(prompts, texts, strict=True)
+            _answer(encoder, prompt, texts[row].tolist(), stops)
+            for row, prompt in enumerate(prompts)
         ]
 
     return answer
+
+
+def _batches(lengths: Sequence[int], config: RegenerateConfig) -> Iterator[list[int]]:
+    """Yield rows of like length whose slots, answers included, stay within the budget."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        # Increasing lengths: the newcomer is the longest.
+        slots = (lengths[row] + config.max_new_tokens) * (len(batch) + 1)
+        if batch and slots > config.batch_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def _answer(

@@ -34,6 +34,8 @@ QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "TRANSFORMERS_VERBOSITY": "error",
+    # Threads that spin while they wait starve ranks and tests beside them many times over.
+    "OMP_WAIT_POLICY": "PASSIVE",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 

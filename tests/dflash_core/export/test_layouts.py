@@ -145,7 +145,7 @@ def test_what_speculators_cannot_say_is_refused(target, tmp_path, trait):
 
 
 def test_speculators_loads_its_layout(target, tmp_path):
-    """Last run with speculators 0.9.0 in an environment of its own; see the module's skip."""
+    """Needs PyPI speculators 0.9.0, in an environment of its own; not run with it yet."""
     speculators = pytest.importorskip("speculators", reason="needs speculators in its own venv")
     ids = np.arange(1, 97, 3)
     drafter = small_drafter(target, draft_vocab_size=len(ids), draft_token_ids=ids)
