@@ -160,6 +160,7 @@ class _Bench:
                 self._store.lengths,
                 token_budget=batching.token_budget,
                 max_length=limit,
+                truncates=batching.oversize == "truncate",
                 rng=rng,
             )
             found = [self._time(shape) for shape in shapes]

@@ -36,6 +36,7 @@ def calibration_shapes(
     *,
     token_budget: int,
     max_length: int,
+    truncates: bool,
     rng: np.random.Generator,
 ) -> list[Shape]:
     """Return one round of micro-batches; every round draws other samples of like lengths.
@@ -46,13 +47,15 @@ def calibration_shapes(
     Args:
         lengths: Length of each sample of the store, in tokens.
         token_budget: Most token slots of a micro-batch.
-        max_length: Longer samples are cut to this many tokens.
+        max_length: Longest sample in tokens.
+        truncates: Whether longer samples are cut; otherwise they are left out.
         rng: Random stream; alike on every rank.
 
     Raises:
         CalibrationError: There is no sample, or none fits the budget.
     """
-    usable = np.flatnonzero((lengths > 0) & (np.minimum(lengths, max_length) <= token_budget))
+    max_length = min(max_length, token_budget)
+    usable = np.flatnonzero((lengths > 0) & (truncates | (lengths <= max_length)))
     if usable.size == 0:
         raise CalibrationError(
             f"none of {lengths.size} samples can be timed within {token_budget:,} token slots; "

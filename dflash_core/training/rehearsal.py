@@ -52,7 +52,7 @@ def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int
         block_size: Block size of the drafter.
     """
     batching = job.batching.model_copy(
-        update={"strategy": "random", "mixing": "diverse", "edges": None, "oversize": "truncate"}
+        update={"strategy": "random", "mixing": "diverse", "edges": None}
     )
     store = TokenStore.open(job.store)
     plan = plan_epoch(

@@ -23,10 +23,13 @@ def quick(monkeypatch):
     monkeypatch.setattr(calibration, "ROUNDS", (1, 1))
 
 
-def shapes(lengths, *, token_budget=1000, max_length=1000):
-    rng = np.random.default_rng(0)
+def shapes(lengths, *, token_budget=1000, max_length=1000, truncates=False):
     return calibration_shapes(
-        np.array(lengths), token_budget=token_budget, max_length=max_length, rng=rng
+        np.array(lengths),
+        token_budget=token_budget,
+        max_length=max_length,
+        truncates=truncates,
+        rng=np.random.default_rng(0),
     )
 
 
@@ -40,9 +43,12 @@ def test_shapes_hold_the_budget_and_vary_rows_apart_from_length():
     assert len({length for _, length in sizes}) > 6
 
 
-def test_long_samples_are_cut_as_in_training():
-    found = shapes([5000] * 20 + [30] * 20, token_budget=600, max_length=500)
-    assert max(s.micro_batch.padded_length for s in found) == 500
+def test_long_samples_are_cut_or_left_out_as_in_training():
+    lengths = [5000] * 20 + [30] * 20
+    cut = shapes(lengths, token_budget=600, max_length=500, truncates=True)
+    assert max(s.micro_batch.padded_length for s in cut) == 500
+    kept = shapes(lengths, token_budget=600, max_length=500)
+    assert max(s.micro_batch.padded_length for s in kept) == 30
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0], [2000, 3000]])
