@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -42,7 +43,10 @@ def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) 
     job.run_dir.mkdir(parents=True, exist_ok=True)
     try:
         with join_ranks(job.training) as ranks:
-            return _guarded(job, ranks, stop)
+            code = _guarded(job, ranks, stop)
+            if code and ranks.world_size > 1:
+                _leave(code)
+            return code
     except DFlashError as error:  # the group could not be joined, or not be left
         return _failed(job.run_dir, error)
 
@@ -92,6 +96,13 @@ def _guarded(job: TrainingJob, ranks: Ranks, stop: StopRequest | None) -> int:
         traceback.print_exc()
         return _failed(job.run_dir, error, who=ranks.name)
     return 0
+
+
+def _leave(code: int) -> None:
+    """End at once: threads may wait for peers inside the communication library."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _tell_finished(job: TrainingJob, epochs: Epochs, cursor: Cursor) -> None:
