@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) 
         sys.stderr.write(f"ConfigError: {file} is no training job: {error}\n")
         return ConfigError.exit_code
     job.run_dir.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("RANK", "0") == "0":
+        # An attempt before this one may have ended as failed.
+        write_status(job.run_dir, "running", **_steps(job.run_dir))
     try:
         with join_ranks(job.training) as ranks:
             code = _guarded(job, ranks, stop)
@@ -180,8 +183,14 @@ def _failed(run_dir: Path, error: Exception, *, who: str = "") -> int:
     sys.stderr.write(f"{type(error).__name__}: {reason}\n")
     code = error.exit_code if isinstance(error, DFlashError) else 1
     file = run_dir / STATUS_NAME
-    status = json.loads(file.read_bytes()) if file.is_file() else {}
-    if status.get("state") != "failed":
-        steps = {name: int(status.get(name, 0)) for name in ("step", "num_steps")}
-        write_status(run_dir, "failed", **steps, reason=reason)
+    state = json.loads(file.read_bytes())["state"] if file.is_file() else ""
+    if state != "failed":
+        write_status(run_dir, "failed", **_steps(run_dir), reason=reason)
     return code
+
+
+def _steps(run_dir: Path) -> dict[str, int]:
+    """Return the steps that the status file names."""
+    file = run_dir / STATUS_NAME
+    status = json.loads(file.read_bytes()) if file.is_file() else {}
+    return {name: int(status.get(name, 0)) for name in ("step", "num_steps")}

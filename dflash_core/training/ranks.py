@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from dflash_core.errors import ConfigError, TrainingError
 from dflash_core.training.config import TrainingConfig
@@ -121,7 +122,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            first = str(error).strip().splitlines()[0]
+            first = str(error).strip().splitlines()[0].split(" This is typically")[0]
             raise TrainingError(
                 f"{self.name} waited up to {self.timeout_s:g} s for {for_whom} at {what} in vain "
                 f"({first}); the rank that failed first says why, or raise training.timeout_s"
@@ -161,11 +162,25 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
         yield ranks
         return
     timeout = timedelta(seconds=config.timeout_s)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    _join(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout)
     try:
         yield _with_groups(ranks, timeout)
     finally:
         dist.destroy_process_group()
+
+
+def _join(ranks: Ranks, backend: str, timeout: timedelta) -> None:
+    # torchrun keeps one store over its restarts: without a prefix of its own, a second attempt
+    # would read the addresses of the first one's dead ranks and wait for them.
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"attempt-{attempt}", store),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timeout,
+    )
 
 
 def _with_groups(ranks: Ranks, timeout: timedelta) -> Ranks:
