@@ -69,6 +69,7 @@ def test_sigterm_under_torchrun_stops_all_and_the_run_resumes_bit_for_bit(
     assert losses(job) == losses(whole)
 
 
+@pytest.mark.integration
 def test_torchrun_restarts_a_run_whose_target_rank_was_killed(make_job: MakeJob) -> None:
     whole = make_job(name="whole", num_ranks=2, num_target_ranks=1, epochs=20)
     assert run_ranks(whole) == [0, 0]
@@ -81,6 +82,7 @@ def test_torchrun_restarts_a_run_whose_target_rank_was_killed(make_job: MakeJob)
     assert losses(job) == losses(whole)
 
 
+@pytest.mark.integration
 def test_a_killed_target_rank_is_named_by_who_waited_for_it(make_job: MakeJob) -> None:
     job = make_job(num_ranks=2, num_target_ranks=1, epochs=200)
     ranks = fork_ranks(job)
