@@ -34,7 +34,7 @@ def test_missing_and_empty_corpus(tiny_settings: MakeSettings, tmp_path: Path) -
     assert "nowhere.jsonl" in fail(missing)
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert "empty.jsonl" in fail(tiny_settings(corpus={"inputs": [empty]}))
+    assert "is empty" in fail(tiny_settings(corpus={"inputs": [empty]}))
 
 
 def test_unknown_strategy(tiny_settings: MakeSettings) -> None:
