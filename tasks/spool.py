@@ -88,15 +88,15 @@ class Spool:
         """Messages that MLflow has not taken yet."""
         return len(self._waiting)
 
-    def put(self, kind: str, run: str, **values: Any) -> None:
+    def put(self, kind: str, run: str, said: dict[str, Any]) -> None:
         """Write a message down and send what can be sent.
 
         Args:
             kind: create, params, metrics, tags, dataset, file or end.
             run: The run's key.
-            values: What the message says; JSON-able.
+            said: What the message says; JSON-able.
         """
-        message = {"kind": kind, "run": run, **values}
+        message = {"kind": kind, "run": run, **said}
         with self._lock:
             self._mark.touch()
             with self._journal.open("a") as stream:
@@ -143,7 +143,7 @@ class Spool:
     def end_orphans(self) -> None:
         """End the runs that a killed process left open."""
         for run in reversed(list(self._open)):
-            self.put("end", run, status="KILLED", at_ms=now_ms())
+            self.put("end", run, {"status": "KILLED", "at_ms": now_ms()})
 
     def _save(self) -> None:
         state = {"uri": shown_uri(self.client), "sent": self._sent, "ids": self._ids}

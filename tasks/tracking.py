@@ -143,7 +143,7 @@ class TrackedRun:
         return file
 
     def _put(self, kind: str, **values: Any) -> None:
-        self._spool.put(kind, self._key, **values)
+        self._spool.put(kind, self._key, values)
 
 
 class StepMetrics:
@@ -245,12 +245,14 @@ def _opened(
     spool.put(
         "create",
         key,
-        experiment=experiment[0],
-        artifacts=experiment[1],
-        name=name,
-        tags=dict(tags),
-        parent=parent,
-        at_ms=now_ms(),
+        {
+            "experiment": experiment[0],
+            "artifacts": experiment[1],
+            "name": name,
+            "tags": dict(tags),
+            "parent": parent,
+            "at_ms": now_ms(),
+        },
     )
     status = "FAILED"
     try:
@@ -260,7 +262,7 @@ def _opened(
         status = "KILLED"
         raise
     finally:
-        spool.put("end", key, status=status, at_ms=now_ms())
+        spool.put("end", key, {"status": status, "at_ms": now_ms()})
 
 
 def _server(config: TrackingConfig) -> str | None:

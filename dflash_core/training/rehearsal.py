@@ -22,7 +22,7 @@ SECONDS = 6.0
 NUM_STEPS = (8, 40)
 
 
-def colocated(job: TrainingJob, **changes: Any) -> TrainingJob:
+def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
     """Return the job with every rank running both models, for measuring and nothing else."""
     training = job.training
     plain = {
@@ -35,7 +35,7 @@ def colocated(job: TrainingJob, **changes: Any) -> TrainingJob:
         "resume": False,
         "epochs": 1,
         "checkpoint_every_steps": 10**9,
-        **changes,
+        **({} if max_steps is None else {"max_steps": max_steps}),
     }
     return job.model_copy(
         update={"training": training.model_copy(update=plain), "heldout_store": None}

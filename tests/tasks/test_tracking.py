@@ -175,8 +175,8 @@ def test_a_message_that_mlflow_refuses_does_not_stop_the_rest(
 ) -> None:
     spool = Spool(tmp_path, client)
     put_run(spool, "refused")
-    spool.put("params", "k", values={"a": "1"})
-    spool.put("params", "k", values={"a": "2"})  # parameters never change
+    spool.put("params", "k", {"values": {"a": "1"}})
+    spool.put("params", "k", {"values": {"a": "2"}})  # parameters never change
     put_step(spool, 1)
     assert spool.num_waiting == 0
     assert steps_of(client, spool) == [1]
@@ -200,11 +200,11 @@ def test_a_password_is_refused_in_settings_and_hidden_elsewhere(
 
 def put_run(spool: Spool, name: str) -> None:
     values = {"experiment": name, "artifacts": None, "name": name, "tags": {}, "parent": None}
-    spool.put("create", "k", at_ms=now_ms(), **values)
+    spool.put("create", "k", {"at_ms": now_ms(), **values})
 
 
 def put_step(spool: Spool, step: int) -> None:
-    spool.put("metrics", "k", rows=[["loss", 1.0, now_ms(), step]])
+    spool.put("metrics", "k", {"rows": [["loss", 1.0, now_ms(), step]]})
 
 
 def steps_of(client: MlflowClient, spool: Spool) -> list[int]:
