@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from typing import Any
 
 import numpy as np
 
