@@ -30,7 +30,8 @@ OnMetrics = Callable[[list[dict[str, Any]]], None]
 # Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
 SHUTDOWN_TIMEOUT_S = 15
 POLL_S = 0.5
-LAST_LINES = 60
+LAST_LINES = 200
+FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
 PR_SET_PDEATHSIG = 1
 DIE_WITH_PARENT = (
     "import ctypes,os,sys;"
@@ -163,10 +164,15 @@ def _judge(code: int, status: RankStatus | None, last: Sequence[str]) -> None:
 
 
 def _root_cause(last: Sequence[str], code: int) -> str:
-    """Return the first error that a rank printed; the peers' follow-up errors come later."""
-    for line in last:
-        if ERROR_LINE.match(line.strip()) and "ChildFailedError" not in line:
-            return line.strip()
+    """Return the first error that a rank printed; a peer's lost connection only follows from it."""
+    errors = [
+        line.strip()
+        for line in last
+        if ERROR_LINE.match(line.strip()) and "ChildFailedError" not in line
+    ]
+    causes = [line for line in errors if not any(word in line for word in FOLLOW_UPS)]
+    if errors:
+        return (causes or errors)[0]
     for line in last:
         if "exitcode" in line:
             return line.strip()
