@@ -85,7 +85,8 @@ def test_rejected_run_is_a_normal_outcome_that_reuses_and_says_why(
         assert "threshold 1e+06: rejected" in run.data.tags["gate.reason"]
 
     after = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert {path.name.split("-")[0] for path in after} == {"corpus", "profile", "calibration"}
+    kinds = {path.name.split("-")[0] for path in after}
+    assert kinds == {"corpus", "profile", "calibration", "machine"}
     assert not before or after == before
     assert list(tmp_path.iterdir()) == [], "the working folder must stay clean"
 
