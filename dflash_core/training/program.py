@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) 
     job.run_dir.mkdir(parents=True, exist_ok=True)
     if os.environ.get("RANK", "0") == "0":
         # An attempt before this one may have ended as failed.
-        write_status(job.run_dir, "running", **_steps(job.run_dir))
+        step, num_steps = _steps(job.run_dir)
+        write_status(job.run_dir, "running", step=step, num_steps=num_steps)
     try:
         with join_ranks(job.training) as ranks:
             code = _guarded(job, ranks, stop)
@@ -185,12 +186,13 @@ def _failed(run_dir: Path, error: Exception, *, who: str = "") -> int:
     file = run_dir / STATUS_NAME
     state = json.loads(file.read_bytes())["state"] if file.is_file() else ""
     if state != "failed":
-        write_status(run_dir, "failed", **_steps(run_dir), reason=reason)
+        step, num_steps = _steps(run_dir)
+        write_status(run_dir, "failed", step=step, num_steps=num_steps, reason=reason)
     return code
 
 
-def _steps(run_dir: Path) -> dict[str, int]:
-    """Return the steps that the status file names."""
+def _steps(run_dir: Path) -> tuple[int, int]:
+    """Return the steps done and those of the run, as the status file has them."""
     file = run_dir / STATUS_NAME
     status = json.loads(file.read_bytes()) if file.is_file() else {}
-    return {name: int(status.get(name, 0)) for name in ("step", "num_steps")}
+    return int(status.get("step", 0)), int(status.get("num_steps", 0))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dflash_core.errors import ConfigError, TrainingError
@@ -176,7 +177,7 @@ def _join(ranks: Ranks, backend: str, timeout: timedelta) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"attempt-{attempt}", store),
+        store=PrefixStore(f"attempt-{attempt}", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timeout,
