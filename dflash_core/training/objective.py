@@ -128,6 +128,8 @@ def _attend_in_float32() -> None:
         return
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not torch.is_autocast_enabled("cpu"):  # a frozen target in bfloat16 stays in it
+            return plain(query, key, value, *args, **kwargs)
         with torch.autocast("cpu", enabled=False):
             return plain(query.float(), key.float(), value.float(), *args, **kwargs)
 
