@@ -28,7 +28,7 @@ from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.batch import DraftBatch
 from dflash_core.errors import ConfigError, DFlashError
-from dflash_core.target.loading import load_target, target_digest
+from dflash_core.target.loading import target_digest
 from dflash_core.throughput import CostModel, Fingerprint, Measurement, fit_role
 from dflash_core.training.calibration_shapes import Shape, calibration_shapes
 from dflash_core.training.config import TrainingJob
@@ -38,6 +38,7 @@ from dflash_core.training.flat import FlatGradients
 from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.ranks import Ranks, join_ranks
 from dflash_core.training.rehearsal import colocated, rehearse
+from dflash_core.training.sharded import load_for_ranks
 
 __all__ = ["calibrate", "fingerprint", "main"]
 
@@ -127,7 +128,7 @@ class _Bench:
         self._job = job
         self._ranks = ranks
         self._store = TokenStore.open(job.store)
-        target = load_target(job.target, device=ranks.device)
+        target = load_for_ranks(job.target, ranks)
         self._objective = DraftObjective(job, target, self._store, None)
         self._source = OnlineFeatures(target, packed=False)
         self._gradients = FlatGradients(list(self._objective.module.parameters()))

@@ -31,6 +31,9 @@ class TopologyConfig(FrozenModel):
     """Processes that only run the target, when disaggregated."""
     queue_depth: int = Field(default=2, ge=1, le=64)
     """Micro-batches that may wait between two stages."""
+    shard_target: bool = False
+    """Spread each decoder layer of the target over the ranks that run it, for targets larger than
+    one GPU; every layer's weights then travel between them in each forward."""
 
     @model_validator(mode="after")
     def _leave_drafters(self) -> "TopologyConfig":

@@ -5,7 +5,7 @@ plan alone, so no rank ever asks another what comes next.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -146,7 +146,7 @@ class Epochs:
                 target=index % max(num_targets, 1),
                 micro_batch=micro_batch,
             )
-            for index, micro_batch in enumerate(self._heldout_batches)
+            for index, micro_batch in enumerate(self.heldout_batches)
         ]
 
     def stream(
@@ -157,6 +157,30 @@ class Epochs:
             for work in (*self.work(step), *self.heldout_work(step)):
                 if consumer in (None, work.consumer) and target in (None, work.target):
                     yield work
+
+    def rounds(self, first_step: int, *, runner: int) -> Iterator[Work | None]:
+        """Yield what each round of a sharded target holds for one rank, None where nothing.
+
+        Args:
+            first_step: Step that the run goes on from.
+            runner: Target rank from 0, or consuming rank when colocated.
+        """
+        for step in range(first_step, self.num_steps):
+            for works in (self.work(step), self.heldout_work(step)):
+                yield from self.in_rounds(works, runner=runner)
+
+    def in_rounds(self, works: Sequence[Work], *, runner: int) -> Iterator[Work | None]:
+        """Cut works into rounds, in order, of at most one for each rank that runs the target."""
+        colocated = self._job.training.topology.kind == "colocated"
+        current: dict[int, Work] = {}
+        for work in works:
+            runs = work.consumer if colocated else work.target
+            if runs in current:
+                yield current.get(runner)
+                current = {}
+            current[runs] = work
+        if current:
+            yield current.get(runner)
 
     def counts(self, step: int) -> StepCounts:
         """Return the tokens of a step."""
@@ -189,7 +213,8 @@ class Epochs:
         return np.sort(ranked[np.arange(wanted) * len(ranked) // max(wanted, 1)])
 
     @cached_property
-    def _heldout_batches(self) -> list[MicroBatch]:
+    def heldout_batches(self) -> list[MicroBatch]:
+        """Micro-batches of the held-out samples that are measured."""
         assert self._heldout is not None
         chosen = self.heldout_samples
         if not len(chosen):
@@ -215,16 +240,22 @@ class Epochs:
         with self._lock:
             if epoch not in self._routes:
                 self._routes = {e: r for e, r in self._routes.items() if abs(e - epoch) <= 1}
-                self._routes[epoch] = route_targets(plan, max(num_targets, 1))
+                self._routes[epoch] = route_targets(
+                    plan, max(num_targets, 1), in_rounds=topology.shard_target
+                )
             return self._routes[epoch]
 
 
-def route_targets(plan: EpochPlan, num_targets: int) -> NDArray[np.int64]:
+def route_targets(
+    plan: EpochPlan, num_targets: int, *, in_rounds: bool = False
+) -> NDArray[np.int64]:
     """Return the target rank of each placed micro-batch: the one with the least cost so far.
 
     Args:
         plan: The epoch's plan.
         num_targets: Target ranks.
+        in_rounds: Whether each ``num_targets`` micro-batches of a step in turn go to as many ranks,
+            the costliest to the one with the least cost so far.
 
     Returns:
         Same shape as ``plan.assignment``, -1 where nothing is placed.
@@ -232,11 +263,15 @@ def route_targets(plan: EpochPlan, num_targets: int) -> NDArray[np.int64]:
     costs = plan.costs()
     routes = np.full(plan.assignment.shape, -1, dtype=np.int64)
     loads = np.zeros(num_targets, dtype=np.int64)
-    for place in np.argwhere(plan.assignment >= 0):
-        where = tuple(place)
-        target = int(np.argmin(loads))
-        routes[where] = target
-        loads[target] += costs[plan.assignment[where]]
+    for step, placed in enumerate(plan.assignment):
+        places = [tuple(place) for place in np.argwhere(placed >= 0)]
+        size = num_targets if in_rounds else 1
+        for start in range(0, len(places), size):
+            turn = places[start : start + size]
+            turn.sort(key=lambda place: -costs[placed[place]])
+            for where, target in zip(turn, np.argsort(loads, kind="stable"), strict=False):
+                routes[step][where] = target
+                loads[target] += costs[placed[where]]
     return routes
 
 

@@ -12,6 +12,7 @@ from dflash_core.training.epochs import Work
 from dflash_core.training.features import FeatureSource, timed
 from dflash_core.training.objective import MicroBatch
 from dflash_core.training.ranks import Ranks
+from dflash_core.training.sharded import InStep
 from dflash_core.training.stage import Stage
 
 __all__ = ["Pipeline", "computed", "prepared"]
@@ -28,6 +29,7 @@ class Pipeline:
         source: Where features come from on this rank; None when another rank sends them, or
             none are needed.
         receiver: Where features come in from target ranks.
+        in_step: Runs a sharded target together with the other ranks, on a rank that does.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Pipeline:
         depth: int,
         source: FeatureSource | None = None,
         receiver: Receiver | None = None,
+        in_step: InStep | None = None,
     ) -> None:
+        self._in_step = in_step
         self._ranks = ranks
         self._source = source
         self._receiver = receiver
@@ -92,6 +96,11 @@ class Pipeline:
             return Ready(ready.work, batch, ready.features_MF, ready.target_s, ready.num_ahead)
         features_MF, seconds = timed(self._source, ready.work.micro_batch, batch)
         return Ready(ready.work, batch, features_MF, seconds)
+
+    def skip(self) -> None:
+        """Take part in running a sharded target where this rank has no micro-batch."""
+        assert self._in_step is not None
+        self._in_step.idle()
 
     def abandon(self) -> None:
         """Stop reading ahead after a failure; nobody is waited for."""

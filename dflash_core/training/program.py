@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,20 +21,25 @@ from dflash_core.training.checkpoint import (
 )
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.epochs import Epochs
+from dflash_core.training.fill import fill_cache
 from dflash_core.training.monitor import STATUS_NAME, write_status
 from dflash_core.training.ranks import Ranks, join_ranks
 from dflash_core.training.roles import Stores, consuming_role, serve_target
 from dflash_core.training.stop import StopRequest
 from dflash_core.training.trainer import Trainer
 
-__all__ = ["main", "run_job"]
+__all__ = ["main", "run_fill", "run_job"]
 
 
 def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) -> int:
     """Run a job on this rank; every failure leaves its reason in ``status.json``."""
     parser = argparse.ArgumentParser(prog="python -m dflash_core.training")
     parser.add_argument("--config", type=Path, required=True, help="the run's job.json")
-    file = parser.parse_args(argv).config
+    parser.add_argument(
+        "--only-features", action="store_true", help="fill the feature cache and train nothing"
+    )
+    arguments = parser.parse_args(argv)
+    file = arguments.config
     try:
         job = TrainingJob.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
@@ -47,7 +52,8 @@ def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) 
         write_status(job.run_dir, "running", step=step, num_steps=num_steps)
     try:
         with join_ranks(job.training) as ranks:
-            code = _guarded(job, ranks, stop)
+            work = run_fill if arguments.only_features else run_job
+            code = _guarded(work, job, ranks, stop or StopRequest())
             if code and ranks.world_size > 1:
                 _leave(code)
             return code
@@ -90,10 +96,27 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
     ranks.meet(what="the end of the run")
 
 
-def _guarded(job: TrainingJob, ranks: Ranks, stop: StopRequest | None) -> int:
+def run_fill(job: TrainingJob, ranks: Ranks, stop: StopRequest) -> None:
+    """Fill the job's feature cache on this rank.
+
+    Raises:
+        DFlashError: As `run_job`.
+    """
+    _check(job)
+    heldout = None if job.heldout_store is None else TokenStore.open(job.heldout_store)
+    fill_cache(job, Stores(TokenStore.open(job.store), heldout), ranks, stop)
+    ranks.meet(what="the end of the features")
+
+
+def _guarded(
+    work: Callable[[TrainingJob, Ranks, StopRequest], None],
+    job: TrainingJob,
+    ranks: Ranks,
+    stop: StopRequest,
+) -> int:
     """Run, and let the reason be known before peers notice that this rank is gone."""
     try:
-        run_job(job, ranks, stop)
+        work(job, ranks, stop)
     except DFlashError as error:
         return _failed(job.run_dir, error)
     except Exception as error:  # the reason must reach the flow, whatever it is
@@ -164,17 +187,25 @@ def _check(job: TrainingJob) -> None:
             "training.features 'cache' is filled and read by the rank that trains; set "
             "training.topology.kind to 'colocated'"
         )
+    sharded = training.topology.shard_target
+    if sharded and (training.features == "cache" or training.objective == "target"):
+        raise ConfigError(
+            "training.topology.shard_target spreads a target that runs equally often on all its "
+            f"ranks, which features '{training.features}' with objective '{training.objective}' "
+            "does not; leave it out, or set training.features to 'online' and training.objective "
+            "to 'draft'"
+        )
     if training.validation.every_steps is not None and job.heldout_store is None:
         raise ConfigError(
             f"training.validation.every_steps is {training.validation.every_steps} but there are "
             "no held-out samples; set heldout_store"
         )
     accept = training.validation.accept_every_steps
-    if accept is not None and (disaggregated or training.objective == "target"):
+    if accept is not None and (disaggregated or sharded or training.objective == "target"):
         raise ConfigError(
             f"training.validation.accept_every_steps is {accept}, but decoding needs drafter and "
-            "target on one rank; set training.topology.kind to 'colocated' and training.objective "
-            "to 'draft', or leave it out"
+            "whole target on one rank; set training.topology.kind to 'colocated' without "
+            "shard_target and training.objective to 'draft', or leave it out"
         )
 
 

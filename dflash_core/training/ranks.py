@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +41,8 @@ class Ranks:
         consumers: Group of the consuming ranks, None when there is one.
         everyone: Group of all ranks for control, None when there is one.
         features: Group of all ranks for features, None when colocated.
+        sharing: Group of the ranks over which the target's layers are spread, None on others and
+            where each rank that runs the target holds it whole.
     """
 
     rank: int
@@ -51,6 +53,7 @@ class Ranks:
     consumers: Any = None
     everyone: Any = None
     features: Any = None
+    sharing: Any = None
 
     @property
     def is_first(self) -> bool:
@@ -107,15 +110,26 @@ class Ranks:
             dist.broadcast(shared, src=0, group=self.everyone)
         return int(shared)
 
+    def any(self, value: bool, *, what: str) -> bool:
+        """Return whether a value is true on at least one rank.
+
+        Raises:
+            TrainingError: Another rank left or did not come within the timeout.
+        """
+        if self.everyone is None:
+            return value
+        count = torch.tensor([float(value)])
+        with self.waiting("the other ranks", what):
+            dist.all_reduce(count, group=self.everyone)
+        return bool(count)
+
     def meet(self, *, what: str) -> None:
         """Wait until every rank is here.
 
         Raises:
             TrainingError: Another rank left or did not come within the timeout.
         """
-        if self.everyone is not None:
-            with self.waiting("the other ranks", what):
-                dist.all_reduce(torch.zeros(1), group=self.everyone)
+        self.any(False, what=what)
 
     @contextmanager
     def waiting(self, for_whom: str, what: str) -> Iterator[None]:
@@ -165,7 +179,7 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     timeout = timedelta(seconds=config.timeout_s)
     _join(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout)
     try:
-        yield _with_groups(ranks, timeout)
+        yield _with_groups(ranks, timeout, shard_target=config.topology.shard_target)
     finally:
         dist.destroy_process_group()
 
@@ -184,17 +198,19 @@ def _join(ranks: Ranks, backend: str, timeout: timedelta) -> None:
     )
 
 
-def _with_groups(ranks: Ranks, timeout: timedelta) -> Ranks:
+def _with_groups(ranks: Ranks, timeout: timedelta, *, shard_target: bool) -> Ranks:
     """Make the groups, in the same order on every rank."""
     consumers = dist.new_group(list(range(ranks.num_consumers)), timeout=timeout)
     features = dist.new_group(timeout=timeout) if ranks.num_targets else None
-    return Ranks(
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        num_consumers=ranks.num_consumers,
-        device=ranks.device,
-        timeout_s=ranks.timeout_s,
+    runners = list(range(ranks.num_consumers if ranks.num_targets else 0, ranks.world_size))
+    sharing = None
+    if shard_target and len(runners) > 1:
+        group = dist.new_group(runners, timeout=timeout)
+        sharing = group if ranks.rank in runners else None
+    return replace(
+        ranks,
         consumers=consumers if ranks.num_consumers > 1 and ranks.is_consumer else None,
         everyone=dist.group.WORLD,
         features=features,
+        sharing=sharing,
     )

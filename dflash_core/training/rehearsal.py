@@ -26,7 +26,9 @@ def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
     training = job.training
     plain = {
         "topology": TopologyConfig(
-            num_ranks=training.topology.num_ranks, queue_depth=training.topology.queue_depth
+            num_ranks=training.topology.num_ranks,
+            queue_depth=training.topology.queue_depth,
+            shard_target=training.topology.shard_target,
         ),
         "features": "online",
         "preflight": False,

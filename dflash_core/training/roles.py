@@ -15,17 +15,25 @@ from dflash_core.training.composition import group_of, length_edges
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective, Layout
 from dflash_core.training.epochs import Epochs
-from dflash_core.training.feature_cache import FeatureCache, make_room
+from dflash_core.training.feature_cache import FeatureCache, cache_bytes, make_room
 from dflash_core.training.features import CachedFeatures, FeatureSource, OnlineFeatures
 from dflash_core.training.objective import Objective
 from dflash_core.training.pipeline import Pipeline, computed, prepared
 from dflash_core.training.preflight import preflight, target_run
 from dflash_core.training.ranks import Ranks
+from dflash_core.training.sharded import InStep, laid_out, load_for_ranks
 from dflash_core.training.stage import Stage
 from dflash_core.training.target_objective import TargetObjective
 from dflash_core.training.validation import Validation
 
-__all__ = ["ConsumingRole", "Stores", "consuming_role", "serve_target"]
+__all__ = [
+    "ConsumingRole",
+    "Stores",
+    "colocated_source",
+    "consuming_role",
+    "layout_of",
+    "serve_target",
+]
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ def consuming_role(
     source: FeatureSource | None = None
     receiver: Receiver | None = None
     accept: Callable[[], float] | None = None
+    in_step: InStep | None = None
     topology = job.training.topology
     if job.training.objective == "target":
         objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks.device)
@@ -71,7 +80,8 @@ def consuming_role(
         objective = DraftObjective(job, target, stores.train, stores.heldout)
         receiver = Receiver(ranks, *feature_shape(target), topology.queue_depth)
     else:
-        target, source = _colocated_source(job, stores, epochs, ranks)
+        target, source = colocated_source(job, stores, epochs, ranks)
+        in_step = None if ranks.sharing is None else InStep(target, ranks)
         objective = DraftObjective(job, target, stores.train, stores.heldout)
         if job.training.validation.accept_every_steps is not None:
             accept = _acceptance(job, stores, epochs, target, objective)
@@ -82,6 +92,7 @@ def consuming_role(
         depth=topology.queue_depth,
         source=source,
         receiver=receiver,
+        in_step=in_step,
     )
     groups = _heldout_groups(stores, epochs)
     validation = Validation(job.training.validation, epochs, objective, groups, ranks, accept)
@@ -92,18 +103,10 @@ def serve_target(
     job: TrainingJob, stores: Stores, epochs: Epochs, ranks: Ranks, *, first_step: int
 ) -> None:
     """Run the target for the drafter ranks until they want no more."""
-    target = load_target(job.target, device=ranks.device)
-    spec = draft_spec(job.draft, target)
-    layout = Layout(
-        stores.train,
-        stores.heldout,
-        spec.block_size,
-        spec.mask_token_id,
-        job,
-        pin=ranks.device.type == "cuda",
-    )
+    target = load_for_ranks(job.target, ranks)
+    layout = layout_of(job, stores, target, ranks)
     depth = job.training.topology.queue_depth
-    works = epochs.stream(first_step, target=ranks.rank - ranks.num_consumers)
+    own = ranks.rank - ranks.num_consumers
     source = OnlineFeatures(target, packed=epochs.plan(0).packed)
     if job.training.preflight and first_step == 0:
         preflight(epochs, target_run(layout, source, ranks.device), ranks)
@@ -111,11 +114,32 @@ def serve_target(
     def stage(items, name: str) -> Stage:
         return Stage(items, depth=depth, name=name, device=ranks.device, timeout_s=ranks.timeout_s)
 
-    prefetch = stage(prepared(works, layout), "prefetch")
-    forward = stage(computed(prefetch, source, ranks.device), "target")
-    send_features(forward, ranks)
-    forward.close()
+    if ranks.sharing is None:
+        prefetch = stage(prepared(epochs.stream(first_step, target=own), layout), "prefetch")
+        forward = stage(computed(prefetch, source, ranks.device), "target")
+        send_features(forward, ranks)
+        forward.close()
+    else:
+        in_step = InStep(target, ranks)
+        prefetch = stage(laid_out(epochs.rounds(first_step, runner=own), layout), "prefetch")
+        forward = stage(in_step.computed(prefetch, source), "target")
+        send_features(forward, ranks)
+        forward.close()
+        in_step.finish()
     prefetch.close()
+
+
+def layout_of(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) -> Layout:
+    """Return what lays samples out on a rank that has no drafter."""
+    spec = draft_spec(job.draft, target)
+    return Layout(
+        stores.train,
+        stores.heldout,
+        spec.block_size,
+        spec.mask_token_id,
+        job,
+        pin=ranks.device.type == "cuda",
+    )
 
 
 def feature_shape(target: Target) -> tuple[int, torch.dtype]:
@@ -124,12 +148,13 @@ def feature_shape(target: Target) -> tuple[int, torch.dtype]:
     return len(target.layer_ids) * width, target.input_embeddings.weight.dtype
 
 
-def _colocated_source(
+def colocated_source(
     job: TrainingJob, stores: Stores, epochs: Epochs, ranks: Ranks
 ) -> tuple[Target, FeatureSource]:
+    """Return the target and where its features come from, on a rank that runs both models."""
     packed = epochs.plan(0).packed
     if job.training.features == "online":
-        target = load_target(job.target, device=ranks.device)
+        target = load_for_ranks(job.target, ranks)
         return target, OnlineFeatures(target, packed=packed)
     light = load_target(job.target, layers=False)
     caches = _open_caches(job, stores, epochs, light, ranks)
@@ -165,13 +190,15 @@ def _open_caches(
             "store": store.content_hash,
             "max_length": str(most),
         }
-        folder = make_room(
-            job.training.cache,
-            lengths,
-            num_features=width,
-            dtype=dtype,
-            identity=identity,
-        )
+        config = job.training.cache
+        folder = make_room(config, lengths, num_features=width, dtype=dtype, identity=identity)
+        if ranks.is_first:
+            size_gib = cache_bytes(lengths, num_features=width, dtype=dtype) / 2**30
+            print(  # noqa: T201  (torchrun's own log)
+                f"features of {len(lengths):,} samples take up to {size_gib:,.2f} GiB of "
+                f"{config.quota_gib:,.2f} GiB in {folder}",
+                flush=True,
+            )
         return FeatureCache(folder, lengths, num_features=width, dtype=dtype)
 
     # One rank makes room, the others find it made.

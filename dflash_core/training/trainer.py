@@ -140,6 +140,9 @@ class Trainer:
         self._gradients.zero()
         sums = StepSums.zeros(self._objective)
         for work in self._own(self._epochs.work(step)):
+            if work is None:
+                pipeline.skip()
+                continue
             ready = pipeline.take()
             assert ready.work.number == work.number, "the pipeline follows the plan"
             begin = time.perf_counter()
@@ -214,7 +217,10 @@ class Trainer:
         patience = self._job.training.validation.patience
         return patience is not None and self._cursor.num_worse >= patience
 
-    def _own(self, works: list[Work]) -> list[Work]:
+    def _own(self, works: list[Work]) -> list[Work | None]:
+        """Return this rank's works; None for each round that others run a sharded target in."""
+        if self._ranks.sharing is not None:
+            return list(self._epochs.in_rounds(works, runner=self._ranks.rank))
         return [work for work in works if work.consumer == self._ranks.rank]
 
     def _move(self, **changes: Any) -> None:

@@ -63,12 +63,12 @@ class Validation:
         self._history: list[NDArray[np.float64]] = []
 
     @torch.no_grad()
-    def measure(self, step: int, works: Sequence[Work], pipeline: Pipeline) -> Measured:
+    def measure(self, step: int, works: Sequence[Work | None], pipeline: Pipeline) -> Measured:
         """Measure after a step; every consuming rank calls this.
 
         Args:
             step: The step, from 0.
-            works: This rank's held-out micro-batches.
+            works: This rank's held-out micro-batches, None where it only helps run the target.
             pipeline: Gives their features.
         """
         assert self._groups is not None
@@ -76,6 +76,9 @@ class Validation:
         sums = torch.zeros(self._objective.num_sums, dtype=torch.float64)
         by_sample = torch.zeros(num_samples, 2, dtype=torch.float64)
         for work in works:
+            if work is None:
+                pipeline.skip()
+                continue
             ready = pipeline.take()
             assert ready.work.number == work.number, "the pipeline follows the plan"
             samples = work.micro_batch.samples

@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--held-out", type=Path, metavar="DIR", help="token store for validation")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder; the same resumes")
     parser.add_argument("--init-drafter", type=Path, metavar="DIR", help="drafter to start from")
+    parser.add_argument(
+        "--only-features",
+        action="store_true",
+        help="capture the target's features into the cache and train nothing",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -58,9 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        last = _train(job, file)
+        last = _train(job, file, *(["--only-features"] if arguments.only_features else []))
     finally:
         signal.signal(signal.SIGTERM, before)
+    if arguments.only_features:
+        found = {"features": str(job.training.cache.path)}
+        sys.stdout.write((json.dumps(found) if arguments.json else found["features"]) + "\n")
+        return 0
     model = job.run_dir / ("drafter" if job.training.objective == "draft" else "target")
     if arguments.json:
         found = {"run": str(job.run_dir), "model": str(model), "last_step": last}
@@ -109,7 +118,7 @@ def _make_job(arguments: argparse.Namespace) -> TrainingJob:
     )
 
 
-def _train(job: TrainingJob, file: Path) -> dict[str, Any]:
+def _train(job: TrainingJob, file: Path, *options: str) -> dict[str, Any]:
     """Run the ranks with a bar on standard error; return the last step's metrics."""
     last: dict[str, Any] = {}
     console = Console(stderr=True, highlight=False)
@@ -131,7 +140,7 @@ def _train(job: TrainingJob, file: Path) -> dict[str, Any]:
         try:
             run_torchrun(
                 "dflash_core.training",
-                ["--config", str(file)],
+                ["--config", str(file), *options],
                 num_ranks=job.training.topology.num_ranks,
                 run_dir=job.run_dir,
                 threads_per_rank=job.training.threads_per_rank,

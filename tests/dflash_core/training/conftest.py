@@ -121,7 +121,7 @@ def start_ranks(job: TrainingJob, *options: str) -> "subprocess.Popen[str]":
     )
 
 
-def fork_ranks(job: TrainingJob) -> list[multiprocessing.Process]:
+def fork_ranks(job: TrainingJob, *options: str) -> list[multiprocessing.Process]:
     """Start a job's ranks as forks of this process."""
     file = write_job(job)
     num_ranks = job.training.topology.num_ranks
@@ -130,7 +130,7 @@ def fork_ranks(job: TrainingJob) -> list[multiprocessing.Process]:
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=_be_rank, args=(file, rank, num_ranks, port))
+        context.Process(target=_be_rank, args=(file, rank, num_ranks, port, options))
         for rank in range(num_ranks)
     ]
     with warnings.catch_warnings():
@@ -152,12 +152,12 @@ def finish(processes: list[multiprocessing.Process], *, timeout_s: float = 240) 
     return [process.exitcode for process in processes]
 
 
-def run_ranks(job: TrainingJob) -> list[int | None]:
+def run_ranks(job: TrainingJob, *options: str) -> list[int | None]:
     """Run a job on forked ranks to its end."""
-    return finish(fork_ranks(job))
+    return finish(fork_ranks(job, *options))
 
 
-def _be_rank(file: Path, rank: int, num_ranks: int, port: int) -> None:
+def _be_rank(file: Path, rank: int, num_ranks: int, port: int, options: tuple[str, ...]) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -169,7 +169,7 @@ def _be_rank(file: Path, rank: int, num_ranks: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)
-    os._exit(main(["--config", str(file)], stop=StopRequest().listen()))
+    os._exit(main(["--config", str(file), *options], stop=StopRequest().listen()))
 
 
 def read_steps(job: TrainingJob) -> list[dict]:

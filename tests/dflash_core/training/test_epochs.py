@@ -38,6 +38,56 @@ def test_routes_cover_what_is_placed_and_balance_its_cost(lengths, num_targets, 
     assert max(loads) - min(loads) <= plan.costs().max()
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
+    num_targets=st.integers(1, 5),
+    world_size=st.integers(1, 4),
+)
+def test_routes_in_rounds_give_each_target_one_micro_batch_in_turn(
+    lengths, num_targets, world_size
+):
+    config = BatchingConfig(strategy="random", token_budget=64, micro_batches_per_step=4)
+    plan = plan_epoch(lengths, config, epoch=0, seed=0, world_size=world_size)
+    routes = route_targets(plan, num_targets, in_rounds=True)
+    assert np.array_equal(routes >= 0, plan.assignment >= 0)
+    for step in routes:
+        placed = step[step >= 0].tolist()
+        for start in range(0, len(placed), num_targets):
+            turn = placed[start : start + num_targets]
+            assert len(set(turn)) == len(turn)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_target_ranks"), [(5, 2), (3, 0)])
+def test_rounds_hold_each_ranks_stream_with_nothing_between(
+    epochs_of, num_ranks, num_target_ranks
+) -> None:
+    epochs = epochs_of(
+        topology={
+            "kind": "disaggregated" if num_target_ranks else "colocated",
+            "num_ranks": num_ranks,
+            "num_target_ranks": max(num_target_ranks, 1),
+            "shard_target": True,
+        },
+        micro_batches_per_step=4,
+        token_budget=512,
+        validation={"every_steps": 2},
+    )
+    count = num_target_ranks or num_ranks
+    apart = [list(epochs.rounds(0, runner=rank)) for rank in range(count)]
+    assert len({len(rounds) for rounds in apart}) == 1
+    axis = "target" if num_target_ranks else "consumer"
+    for rank, rounds in enumerate(apart):
+        held = [work for work in rounds if work is not None]
+        assert held == list(epochs.stream(0, **{axis: rank}))
+    # All of an earlier round comes earlier in the run.
+    ends = [0]
+    for turn in zip(*apart, strict=True):
+        numbers = [work.number for work in turn if work is not None]
+        assert min(numbers) >= ends[-1]
+        ends.append(max(numbers))
+
+
 def test_ranks_streams_are_the_whole_runs_order_taken_apart(epochs_of) -> None:
     epochs = epochs_of(
         num_ranks=5,

@@ -1,5 +1,7 @@
 """Cached features: exact, checked, refused, evicted; packed rows: as if apart, or refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,10 @@ from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.feature_cache import FeatureCache, make_room
 from dflash_core.training.features import OnlineFeatures, check_packing
 from dflash_core.training.objective import MicroBatch
-from tests.dflash_core.training.conftest import MakeJob, losses, run_here
+from dflash_core.training.program import run_fill
+from dflash_core.training.ranks import join_ranks
+from dflash_core.training.stop import StopRequest
+from tests.dflash_core.training.conftest import MakeJob, losses, run_here, run_ranks
 from tests.tiny import TINY_LAYER_IDS
 
 LENGTHS = np.array([5, 3, 9])
@@ -107,6 +112,45 @@ def test_losses_are_those_of_an_online_run(make_job: MakeJob, tmp_path, monkeypa
     reading = make_job(name="reading", **settings)
     run_here(reading)
     assert losses(reading) == pytest.approx(losses(online), rel=1e-5)
+
+
+def test_a_filled_cache_leaves_the_target_nothing_to_do(
+    make_job: MakeJob, tmp_path, monkeypatch
+) -> None:
+    """Two ranks fill it; the first epoch's losses are an online run's bit for bit."""
+    online = make_job(name="online", validation={"every_steps": 2})
+    run_here(online)
+    settings = {"features": "cache", "cache": {"path": tmp_path / "cache"}}
+    assert run_ranks(make_job(name="filling", num_ranks=2, **settings), "--only-features") == [0, 0]
+    told = (tmp_path / "filling" / "rank-0.log").read_text()
+    assert "features of 40 samples take up to 0.00 GiB of 100.00 GiB" in told
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the target was run")
+
+    reading = make_job(name="reading", **settings, validation={"every_steps": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(OnlineFeatures, "rows", refuse)
+        run_here(reading)
+    half = len(losses(online)) // 2
+    assert losses(reading)[:half] == losses(online)[:half]
+    _damage(tmp_path / "cache")
+    again = make_job(name="again", **settings)
+    run_here(again)  # the damaged sample is captured anew
+    assert losses(again) == pytest.approx(losses(online), rel=1e-5)
+
+
+def _damage(folder: Path) -> None:
+    for file in folder.glob("*/features-00000.bin"):
+        data = bytearray(file.read_bytes())
+        data[3] ^= 255
+        file.write_bytes(data)
+
+
+def test_only_a_run_that_keeps_features_can_fill_a_cache(make_job: MakeJob) -> None:
+    job = make_job()
+    with join_ranks(job.training) as ranks, pytest.raises(ConfigError, match="is 'online'"):
+        run_fill(job, ranks, StopRequest())
 
 
 def test_packed_documents_are_trained_on_as_if_apart(make_job: MakeJob, parts) -> None:

@@ -1,6 +1,7 @@
 """The torchrun program: learns, resumes bit for bit, stops on request, says what went wrong."""
 
 import os
+import resource
 import signal
 
 import pytest
@@ -9,7 +10,9 @@ from safetensors.torch import load_file
 
 from dflash_core.errors import ConfigError
 from dflash_core.export import load_drafter
-from dflash_core.training.program import main
+from dflash_core.training.program import main, run_job
+from dflash_core.training.ranks import join_ranks
+from dflash_core.training.stop import StopRequest
 from tests.dflash_core.training.conftest import (
     MakeJob,
     children_of,
@@ -101,6 +104,35 @@ def test_a_loss_that_is_not_finite_stops_with_a_sentence(make_job: MakeJob) -> N
     job = make_job(optimizer={"learning_rate": 1e30, "warmup_ratio": 0.0}, max_bad_steps=1)
     assert main(["--config", str(write_job(job))]) == 1
     assert "not finite in 2 steps in a row" in str(status(job)["reason"])
+
+
+class FullDisk(StopRequest):
+    """No file may grow beyond a few bytes during some steps; asked once in each of them."""
+
+    def __init__(self, steps: range) -> None:
+        self._steps = steps
+        self._count = 0
+        self._limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @property
+    def asked(self) -> bool:
+        self._count += 1
+        full = self._count in self._steps
+        soft = 20_000 if full else self._limit[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self._limit[1]))
+        return False
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(make_job: MakeJob, capfd) -> None:
+    whole = make_job(name="whole", epochs=4, checkpoint_every_steps=2)
+    run_here(whole)
+    job = make_job(name="full", epochs=4, checkpoint_every_steps=2)
+    with join_ranks(job.training) as ranks:
+        run_job(job, ranks, FullDisk(range(4, 6)))
+    said = "checkpoint at step 4 was not written (File too large); the last good one stays"
+    assert said in capfd.readouterr().out
+    assert losses(job) == losses(whole)
+    assert status(job)["state"] == "finished"
 
 
 def test_wrong_number_of_ranks_is_named(make_job: MakeJob) -> None:

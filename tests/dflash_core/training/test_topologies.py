@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from dflash_core.errors import ConfigError
+from dflash_core.training.config import TopologyConfig
 from tests.dflash_core.training.conftest import (
     MakeJob,
     children_of,
@@ -82,7 +83,6 @@ def test_torchrun_restarts_a_run_whose_target_rank_was_killed(make_job: MakeJob)
     assert losses(job) == losses(whole)
 
 
-@pytest.mark.integration
 def test_a_killed_target_rank_is_named_by_who_waited_for_it(make_job: MakeJob) -> None:
     job = make_job(num_ranks=2, num_target_ranks=1, epochs=200)
     ranks = fork_ranks(job)
@@ -126,3 +126,43 @@ def test_eight_ranks_run_to_the_end(make_job: MakeJob, num_target_ranks: int) ->
     job = make_job(num_ranks=8, num_target_ranks=num_target_ranks, micro_batches_per_step=8)
     assert run_ranks(job) == [0] * 8
     assert status(job)["state"] == "finished"
+
+
+# The layers are gathered whole before they run, so a sharded target gives the same bits.
+SHARDED = [(2, 0, 1e-5), (3, 2, 0.0), (4, 3, 0.0)]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_target_ranks", "tolerance"), SHARDED)
+def test_a_sharded_target_trains_the_same_drafter(
+    make_job: MakeJob, num_ranks: int, num_target_ranks: int, tolerance: float
+) -> None:
+    # Steps of 4 micro-batches leave some ranks without one in a round.
+    shape = {
+        "token_budget": 512,
+        "micro_batches_per_step": 4,
+        "validation": {"every_steps": 3, "num_samples": 9},
+    }
+    alone = make_job(name="alone", **shape)
+    run_here(alone)
+    topology = TopologyConfig(
+        kind="disaggregated" if num_target_ranks else "colocated",
+        num_ranks=num_ranks,
+        num_target_ranks=max(num_target_ranks, 1),
+        shard_target=True,
+    )
+    job = make_job(name="sharded", **shape, topology=topology)
+    assert run_ranks(job) == [0] * num_ranks
+    assert losses(job) == pytest.approx(losses(alone), rel=tolerance, abs=0.0)
+
+
+def test_ranks_that_share_a_target_stop_together(make_job: MakeJob) -> None:
+    """One of them has nothing more to send while another still must: none waits for long."""
+    topology = TopologyConfig(
+        kind="disaggregated", num_ranks=4, num_target_ranks=2, shard_target=True
+    )
+    job = make_job(epochs=200, topology=topology, micro_batches_per_step=3, timeout_s=60.0)
+    ranks = fork_ranks(job)
+    wait_for_step(job, 5)
+    os.kill(ranks[0].pid or 0, signal.SIGTERM)
+    assert finish(ranks) == [0] * 4
+    assert status(job)["state"] == "interrupted"
