@@ -1,5 +1,6 @@
 # A worker of a Prefect pool that runs every flow of this project. Not built here: there was no
-# engine to build it with; `make lint` and tests/test_image.py check it as text.
+# engine to build it with. `make lint` runs hadolint on it, and tests/integration/test_image.py
+# replays what it installs in an empty environment.
 #
 #   CPU:  docker build -t dflash-flows .
 #   GPU:  docker build -t dflash-flows:cuda --build-arg CONSTRAINTS= \
@@ -15,7 +16,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt constraints-image.txt README.md LICENSE ./
 COPY dflash_core dflash_core
 COPY flows flows
 COPY tasks tasks
@@ -24,7 +25,7 @@ COPY configs configs
 ARG CONSTRAINTS="-c constraints.txt"
 # The words of CONSTRAINTS are options.
 # hadolint ignore=SC2086
-RUN /opt/venv/bin/pip install ${CONSTRAINTS} .
+RUN /opt/venv/bin/pip install -c constraints-image.txt ${CONSTRAINTS} .
 
 FROM ${BASE}
 ENV DEBIAN_FRONTEND=noninteractive
@@ -40,16 +41,17 @@ WORKDIR /app
 COPY --chown=flows:flows prefect.yaml ./
 COPY --chown=flows:flows flows flows
 COPY --chown=flows:flows configs configs
-RUN mkdir -p /runs && chown flows:flows /runs /app
+RUN mkdir runs && chown -R flows:flows /app
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    DFLASH_RUN__ROOT=/runs \
+    PREFECT_RESULTS_DEFAULT_SERIALIZER=json \
     PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30 \
     PREFECT_SERVER_ANALYTICS_ENABLED=false \
     DO_NOT_TRACK=1 \
     MLFLOW_DISABLE_TELEMETRY=true
 USER 10001
-VOLUME /runs
+# Deployments say run.root: runs, which is this folder.
+VOLUME /app/runs
 # The worker answers on this port when it is started with --with-healthcheck.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
   CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8080/health', timeout=4)"]

@@ -50,10 +50,19 @@ class RunConfig(FrozenModel):
     """Folder of the run under root; the flow run's name when not given. The same name resumes."""
     root: Path = Path("runs")
     """Folder for runs, cached artifacts and the tracking database."""
+    min_free_gb: float = Field(default=1.0, ge=0)
+    """Least free space under root at the start of a run, in gigabytes."""
     warm_start: Path | None = None
     """A drafter in z-lab layout to start from; fresh weights when not given."""
     concurrency_limit: str | None = Field(default=None, min_length=1)
     """Global concurrency limit held while torchrun runs, so that deployments share GPUs in turn."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that torchrun runs on; the others run dflash-flow join."""
+    rendezvous: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}$")
+    """Where several machines meet: HOST:PORT of the one that runs the flow; its own full name and
+    port 29400 when not given."""
+    dask: str | None = Field(default=None, pattern=r"^(local|[a-z]+://[A-Za-z0-9.:\[\]-]+)$")
+    """Address of a Dask scheduler that shares out profiling, or 'local' for processes here."""
 
 
 class CompareConfig(FrozenModel):
@@ -215,11 +224,16 @@ def _resolve_paths(model: type[BaseModel], data: dict[str, Any], base: Path) -> 
             resolved[name] = _resolve_paths(section, value, base)
         elif _holds_path(field.annotation):
             resolved[name] = (
-                [str(base / item) for item in value]
+                [_join(base, item) for item in value]
                 if isinstance(value, list)
-                else str(base / value)
+                else _join(base, value)
             )
     return resolved
+
+
+def _join(base: Path, value: str) -> str:
+    """Return a path joined to base; an address such as s3://bucket/chats stays as it is."""
+    return value if "://" in value else str(base / value)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

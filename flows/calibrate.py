@@ -22,5 +22,4 @@ def calibrate(settings: Settings) -> CostModel:
     with open_run_folder(settings.run, default_name=name) as folder:
         corpus = prepare_corpus(settings, folder)
         job = training_job(settings, corpus.train, folder)
-        limit = settings.run.concurrency_limit
-        return measuring.calibrate(job, folder, concurrency_limit=limit)
+        return measuring.calibrate(job, folder)

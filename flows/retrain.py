@@ -27,9 +27,9 @@ def retrain(settings: Settings) -> str | State[Any]:
     with open_run_folder(config, default_name=str(flow_run.name or "retrain")) as folder:
         corpus = prepare_corpus(settings, folder)
         champion = find_champion(settings, folder)
-        if not is_news(champion, corpus.train):
-            return Completed(name="Skipped", message="no new data since the champion was trained")
-        profile = profile_lengths(corpus.train, folder)
+        if not is_news(settings, folder, champion, corpus.train):
+            return Completed(name="Skipped", message="no new data since the last training")
+        profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
         started = with_champion(settings, champion, profile)
         state: State[Any] = train_drafter(started, return_state=True)
         if not state.is_completed():

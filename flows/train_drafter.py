@@ -61,7 +61,7 @@ def _train(
     job = training_job(settings, corpus.train, folder, strategy=chosen.name, mixing=chosen.mixing)
     with run.child("training", {"strategy": chosen.name, "mixing": chosen.mixing}) as training:
         training.log_params(job.model_dump(mode="json"))
-        drafter = train(job, training, concurrency_limit=settings.run.concurrency_limit)
+        drafter = train(job, folder, training)
         facts = training_facts(job, chosen)
         training.log_metrics(
             {

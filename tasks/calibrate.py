@@ -21,9 +21,7 @@ __all__ = ["calibrate"]
 
 
 @task(name="calibrate", cache_policy=NO_CACHE)
-def calibrate(
-    job: TrainingJob, folder: RunFolder, *, concurrency_limit: str | None = None
-) -> CostModel:
+def calibrate(job: TrainingJob, folder: RunFolder) -> CostModel:
     """Time target and drafter with all ranks busy; reused while machine, models and code match."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     marks = fingerprint(job, device).model_dump()
@@ -31,7 +29,7 @@ def calibrate(
     file = cached_path(folder, "calibration", marks, shapes)
     reused = file.is_file()
     if not reused:
-        with gpu_slot(concurrency_limit):
+        with gpu_slot(folder.concurrency_limit):
             _measure(job, file, folder)
     model = CostModel.model_validate_json(file.read_bytes())
     announce(
@@ -56,5 +54,6 @@ def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:
         num_ranks=job.training.topology.num_ranks,
         run_dir=run_dir,
         threads_per_rank=job.training.threads_per_rank,
+        machines=folder.machines,
         on_line=logger().info,
     )

@@ -59,6 +59,7 @@ def _facts(report: StrategyReport, cost: CostModel, settings: Settings) -> Strat
         **{name: getattr(report, name) for name in (*SHARED, *SHARED_TOO)},
         num_micro_batches=report.num_micro_batches,
         num_steps=report.num_steps,
+        plan_hash=report.plan.content_hash,
         prediction=predict(
             report.plan,
             cost,

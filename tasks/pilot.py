@@ -11,13 +11,14 @@ from dflash_core.throughput import measured_ktok_s
 from dflash_core.training.config import TrainingJob
 from tasks.console import announce, logger
 from tasks.gpu_pool import gpu_slot
+from tasks.run_folder import RunFolder
 from tasks.torchrun import run_torchrun
 
 __all__ = ["pilot"]
 
 
 @task(name="pilot", cache_policy=NO_CACHE)
-def pilot(job: TrainingJob, *, num_steps: int, concurrency_limit: str | None = None) -> float:
+def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
     """Train so many steps in a folder beside the run's and return the measured Ktok/s.
 
     Call it directly: a submitted task runs in a thread, whose end would end the ranks.
@@ -27,13 +28,14 @@ def pilot(job: TrainingJob, *, num_steps: int, concurrency_limit: str | None = N
     training = job.training.model_copy(update={"max_steps": num_steps, "resume": False})
     short = job.model_copy(update={"run_dir": run_dir, "training": training})
     file = atomic_write(run_dir / "job.json", short.model_dump_json(indent=1) + "\n")
-    with gpu_slot(concurrency_limit):
+    with gpu_slot(folder.concurrency_limit):
         run_torchrun(
             "dflash_core.training",
             ["--config", str(file)],
             num_ranks=training.topology.num_ranks,
             run_dir=run_dir,
             threads_per_rank=training.threads_per_rank,
+            machines=folder.machines,
             on_line=logger().info,
         )
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -11,6 +11,7 @@ from dflash_core.reporting import CorpusFacts
 from dflash_core.target import load_target, target_digest
 from tasks.console import announce, progress
 from tasks.keys import cached_path
+from tasks.remote import with_local_inputs
 from tasks.run_folder import RunFolder
 
 __all__ = ["corpus_facts", "prepare_corpus"]
@@ -19,7 +20,8 @@ __all__ = ["corpus_facts", "prepare_corpus"]
 @task(name="prepare-corpus", cache_policy=NO_CACHE)
 def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
     """Build the corpus, or find the one made of the same chats, target, settings and code."""
-    config, target = settings.corpus, target_digest(settings.target.path)
+    config = with_local_inputs(settings.corpus, folder)
+    target = target_digest(settings.target.path)
     out = cached_path(
         folder, "corpus", config.model_dump(mode="json"), source_digest(config), target
     )

@@ -10,10 +10,12 @@ from dflash_core.artifacts import atomic_write
 from dflash_core.bucketing import BucketFit, BucketingConfig, fit_bucket_edges
 from dflash_core.corpus.store import TokenStore
 from dflash_core.profiling import LengthProfile, profile_data
+from dflash_core.profiling.reader import token_files
 from dflash_core.reporting import ProfileFacts
 from tasks.console import announce
 from tasks.keys import cached_path
 from tasks.run_folder import RunFolder
+from tasks.sharded import profile_with_dask
 
 __all__ = ["fit_edges", "profile_facts", "profile_lengths"]
 
@@ -21,13 +23,14 @@ QUANTILES = {"P50": 0.5, "P90": 0.9, "P99": 0.99, "max": 1.0}
 
 
 @task(name="profile-lengths", cache_policy=NO_CACHE)
-def profile_lengths(store: Path, folder: RunFolder) -> LengthProfile:
-    """Profile a store, or read the profile made of the same one."""
+def profile_lengths(store: Path, folder: RunFolder, *, dask: str | None = None) -> LengthProfile:
+    """Profile a store, here or on a Dask cluster, or read the profile made of the same one."""
     file = cached_path(folder, "profile", TokenStore.open(store).content_hash)
     if file.is_file():
         profile = LengthProfile.from_json(file.read_bytes())
     else:
-        profile = profile_data([store])
+        files = token_files([store])
+        profile = profile_with_dask(files, dask) if dask else profile_data(files)
         atomic_write(file, profile.to_json())
     quantiles = ", ".join(f"{name} {profile.quantile(q):,}" for name, q in QUANTILES.items())
     announce(f"lengths: {profile.total_tokens:,} tokens, {quantiles}")

@@ -14,6 +14,8 @@ from tasks.evaluate import measure
 from tasks.registry import CHALLENGER, CHAMPION, Registered, find_version, set_alias
 from tasks.run_folder import RunFolder
 
+BEATEN = f"{CHALLENGER}.reason"  # what set_alias writes on a challenger that lost
+
 __all__ = ["challenge", "find_champion", "is_news", "with_champion"]
 
 
@@ -24,9 +26,18 @@ def find_champion(settings: Settings, folder: RunFolder) -> Registered | None:
 
 
 @task(name="look-for-news", cache_policy=NO_CACHE)
-def is_news(champion: Registered | None, store: Path) -> bool:
-    """Say whether the corpus differs from the one the champion was trained on."""
-    return champion is None or champion.tags.get("corpus") != TokenStore.open(store).content_hash
+def is_news(
+    settings: Settings, folder: RunFolder, champion: Registered | None, store: Path
+) -> bool:
+    """Say whether no champion and no beaten challenger was trained on this corpus."""
+    if champion is None:
+        return True
+    corpus = TokenStore.open(store).content_hash
+    if champion.tags.get("corpus") == corpus:
+        return False
+    challenger = find_version(settings, CHALLENGER, folder.cache)
+    assert challenger is not None  # whoever is champion was one
+    return challenger.tags.get("corpus") != corpus or BEATEN not in challenger.tags
 
 
 @task(name="start-from-champion", cache_policy=NO_CACHE)

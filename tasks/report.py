@@ -7,26 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import MissingContextError
-from prefect.runtime import flow_run
 
 from dflash_core.artifacts import atomic_write
-from dflash_core.reporting import (
-    RunSummary,
-    TrainingFacts,
-    headline,
-    markdown,
-    render_page,
-    strategy_table,
-)
+from dflash_core.reporting import RunSummary, TrainingFacts, render_page
 from dflash_core.reporting.summary import StrategyFacts
 from dflash_core.training.config import TrainingJob
+from tasks.artifacts import publish
 from tasks.run_folder import RunFolder
 
 __all__ = ["environment", "training_facts", "write_report"]
@@ -41,8 +28,7 @@ def write_report(summary: RunSummary, folder: RunFolder) -> Path:
     """Write summary and page into the run's folder, and the Prefect artifacts."""
     atomic_write(folder.path / SUMMARY_NAME, summary.model_dump_json(indent=1) + "\n")
     page = atomic_write(folder.page, render_page(summary))
-    if flow_run.id is not None:
-        _publish(summary, page)
+    publish(summary, page)
     return page
 
 
@@ -85,19 +71,3 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()
-
-
-def _publish(summary: RunSummary, page: Path) -> None:
-    table = strategy_table(summary)
-    rows = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
-    lines = [f"- **{name}**: {value}" for name, value in headline(summary)]
-    verdicts = "\n".join(f"- {verdict.reason}" for verdict in summary.gate.verdicts)
-    try:
-        create_table_artifact(key="strategies", table=rows, description=summary.gate.reason)
-        create_markdown_artifact(
-            key="run-summary",
-            markdown="\n".join([*lines, "", markdown(table), "", verdicts]),
-        )
-        create_link_artifact(key="report", link=page.as_uri(), link_text="report page")
-    except MissingContextError:
-        return

@@ -2,13 +2,17 @@
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.runtime import flow_run
+
 from configs.settings import RunConfig
 from dflash_core.errors import ConfigError
+from tasks.machines import Machines
 
 __all__ = ["RunFolder", "open_run_folder"]
 
@@ -20,10 +24,14 @@ class RunFolder:
     Attributes:
         root: Folder of all runs.
         name: Name of this run.
+        concurrency_limit: Held while torchrun runs.
+        machines: Where torchrun runs besides this machine.
     """
 
     root: Path
     name: str
+    concurrency_limit: str | None = None
+    machines: Machines | None = None
 
     @property
     def path(self) -> Path:
@@ -60,9 +68,14 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
         default_name: Name when the settings give none.
 
     Raises:
-        ConfigError: The folder cannot be written, or another run holds it.
+        ConfigError: The folder cannot be written or is nearly full, or another run holds it.
     """
-    folder = RunFolder(config.root.resolve(), config.name or default_name)
+    folder = RunFolder(
+        config.root.resolve(),
+        config.name or default_name,
+        config.concurrency_limit,
+        Machines.of(config, str(flow_run.id)),
+    )
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.cache.mkdir(exist_ok=True)
@@ -72,6 +85,12 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
             f"the run folder {folder.path} cannot be written ({os.strerror(error.errno or 0)}); "
             "set run.root to a folder with space that you may write to"
         ) from None
+    free_gb = shutil.disk_usage(folder.path).free / 1e9
+    if free_gb < config.min_free_gb:
+        raise ConfigError(
+            f"the run folder {folder.path} has {free_gb:.1f} GB left but a run wants "
+            f"{config.min_free_gb:g} GB (run.min_free_gb); make room, or set run.root elsewhere"
+        )
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,4 +99,8 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
                 f"another process is working in {folder.path}; wait for it, or set run.name to "
                 "another name"
             ) from None
-        yield folder
+        try:
+            yield folder
+        finally:
+            if folder.machines is not None:
+                folder.machines.dismiss()

@@ -8,11 +8,8 @@ parent's death, and each rank for SIGKILL. Call from the flow's own thread, neve
 
 import contextvars
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,23 +18,17 @@ from typing import Any
 
 from dflash_core.config import FrozenModel
 from dflash_core.errors import Interrupted, TrainingError
+from tasks.launch import Launch, start, stop
+from tasks.machines import Machines
 
 __all__ = ["RankStatus", "read_status", "run_torchrun"]
 
 OnLine = Callable[[str], None]
 OnMetrics = Callable[[list[dict[str, Any]]], None]
 
-# Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
-SHUTDOWN_TIMEOUT_S = 15
 POLL_S = 0.5
 LAST_LINES = 200
 FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
-PR_SET_PDEATHSIG = 1
-DIE_WITH_PARENT = (
-    "import ctypes,os,sys;"
-    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG},{int(signal.SIGTERM)},0,0,0);"
-    "os.execvp(sys.argv[1],sys.argv[1:])"
-)
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupted)\b.*")
 
 
@@ -70,17 +61,19 @@ def run_torchrun(
     num_ranks: int,
     run_dir: Path,
     threads_per_rank: int = 1,
+    machines: Machines | None = None,
     on_line: OnLine | None = None,
     on_metrics: OnMetrics | None = None,
 ) -> None:
-    """Run a module under torchrun on this machine until it ends.
+    """Run a module under torchrun until it ends.
 
     Args:
         module: Module to run in each rank.
         arguments: Its arguments; they come after the module's name, where torchrun reads none.
-        num_ranks: Processes.
+        num_ranks: Processes, on all machines together.
         run_dir: Folder with ``status.json`` and ``metrics.jsonl``.
         threads_per_rank: CPU threads of each process.
+        machines: Others that take part; this one alone when not given.
         on_line: Called with each line that ranks print.
         on_metrics: Called with new lines of ``metrics.jsonl``, several at a time.
 
@@ -90,37 +83,20 @@ def run_torchrun(
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "status.json").unlink(missing_ok=True)
-    command = [
-        *(sys.executable, "-c", DIE_WITH_PARENT),
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        f"--nproc-per-node={num_ranks}",
-        f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
-        *("-m", module, *arguments),
-    ]
-    process = subprocess.Popen(
-        command,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads_per_rank),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "PYTHONUNBUFFERED": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        bufsize=1,
-        errors="replace",
+    launch = Launch(
+        module=module,
+        arguments=tuple(arguments),
+        num_ranks=num_ranks,
+        threads_per_rank=threads_per_rank,
     )
+    process = start(launch if machines is None else machines.announce(launch))
     tail = _MetricsTail(run_dir / "metrics.jsonl", on_metrics)
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:
         _follow(process, last, on_line, tail)
     finally:
-        _stop(process)
+        stop(process)
         tail.stop()
-        assert process.stdout is not None
-        process.stdout.close()
     _judge(process.returncode, read_status(run_dir), last)
 
 
@@ -135,18 +111,6 @@ def _follow(
         if on_line is not None and line:
             on_line(line)
     process.wait()
-
-
-def _stop(process: "subprocess.Popen[str]") -> None:
-    """End torchrun, which ends its ranks; it gets its time to save first."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(SHUTDOWN_TIMEOUT_S + 5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _judge(code: int, status: RankStatus | None, last: Sequence[str]) -> None:

@@ -10,9 +10,11 @@ from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.training.config import TrainingJob
+from tasks.artifacts import progress_artifact
 from tasks.console import logger, progress
 from tasks.gpu_pool import gpu_slot
 from tasks.run_folder import RunFolder
+from tasks.system_metrics import system_metrics
 from tasks.torchrun import run_torchrun
 from tasks.tracking import StepMetrics, TrackedRun
 
@@ -46,26 +48,32 @@ def training_job(
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def train(job: TrainingJob, run: TrackedRun, *, concurrency_limit: str | None = None) -> Path:
+def train(job: TrainingJob, folder: RunFolder, run: TrackedRun) -> Path:
     """Train under torchrun, with steps going to MLflow as they come; returns the drafter.
 
     Call it directly: a submitted task runs in a thread, whose end would end the ranks.
     """
     job_file = atomic_write(job.run_dir / JOB_NAME, job.model_dump_json(indent=1) + "\n")
     steps = StepMetrics(run)
-    with progress("training steps") as on_progress:
+    run.log_files(job_file)
+    with (
+        progress("training steps") as on_progress,
+        progress_artifact("training-progress", "training steps") as on_page,
+    ):
 
         def on_metrics(lines: list[dict[str, Any]]) -> None:
-            on_progress(lines[-1]["step"], lines[-1]["num_steps"])
             steps.deliver(lines)
+            for show in (on_progress, on_page):
+                show(lines[-1]["step"], lines[-1]["num_steps"])
 
-        with gpu_slot(concurrency_limit):
+        with gpu_slot(folder.concurrency_limit), system_metrics(run):
             run_torchrun(
                 "dflash_core.training",
                 ["--config", str(job_file)],
                 num_ranks=job.training.topology.num_ranks,
                 run_dir=job.run_dir,
                 threads_per_rank=job.training.threads_per_rank,
+                machines=folder.machines,
                 on_line=logger().info,
                 on_metrics=on_metrics,
             )

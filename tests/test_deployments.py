@@ -22,7 +22,7 @@ def test_every_flow_has_a_deployment() -> None:
     assert {entry["entrypoint"].split(":")[1] for entry in deployments()} == FLOWS
 
 
-@pytest.mark.parametrize("entry", deployments(), ids=lambda entry: entry["entrypoint"])
+@pytest.mark.parametrize("entry", deployments(), ids=lambda e: f"{e['entrypoint']}-{e['name']}")
 def test_entry_points_take_the_parameters_they_are_given(entry: dict[str, Any]) -> None:
     file, name = entry["entrypoint"].split(":")
     if not (ROOT / file).is_file():

@@ -1,5 +1,7 @@
 """What happened? Figures and the page."""
 
+from dflash_core.reporting.bars import length_bars
+from dflash_core.reporting.figures import length_figure, strategy_figure
 from dflash_core.reporting.page import render_page
 from dflash_core.reporting.summary import (
     CorpusFacts,
@@ -25,7 +27,10 @@ __all__ = [
     "TrainingFacts",
     "acceptance_table",
     "headline",
+    "length_bars",
+    "length_figure",
     "markdown",
     "render_page",
+    "strategy_figure",
     "strategy_table",
 ]

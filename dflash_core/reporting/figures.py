@@ -75,7 +75,7 @@ def throughput_figure(
     if training is not None:
         index = [f"{s.name}/{s.mixing}" for s in strategies].index(training.strategy)
         axes.scatter([index], [training.measured_ktok_s], color=ORANGE, zorder=3, label="measured")
-        axes.legend()
+        axes.legend(frameon=False)  # a frame would be white on a dark page
     return figure
 
 

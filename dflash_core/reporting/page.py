@@ -25,7 +25,8 @@ table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabu
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
 .scroll { overflow-x: auto; } .quiet { opacity: .75; font-size: .9rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
-dt { font-weight: 600; } figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
+dt { font-weight: 600; } figure { margin: 1rem 0; }
+svg { fill: currentColor; max-width: 100%; height: auto; }
 figcaption { font-size: .86rem; opacity: .8; } .two { display: flex; flex-wrap: wrap; gap: 1rem; }
 .two figure { flex: 1 1 26rem; } li { margin: .2rem 0; }
 """

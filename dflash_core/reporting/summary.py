@@ -77,6 +77,8 @@ class StrategyFacts(FrozenModel):
     """Share of pairs that meet again in the next epoch."""
     straggler_factor: float
     """Slowest over mean rank cost."""
+    plan_hash: str = ""
+    """Content hash of the plan of epoch 0."""
     prediction: Prediction
     """Its predicted throughput."""
 

@@ -14,6 +14,11 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """The table by column."""
+        return {name: [row[i] for row in self.rows] for i, name in enumerate(self.headings)}
+
 
 def strategy_table(summary: RunSummary) -> Table:
     """Return the strategies with their figures and the gate's word."""

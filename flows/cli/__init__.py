@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "plan": "compare batching strategies on lengths",
     "calibrate": "measure what a micro-batch costs on this machine",
     "train": "train under torchrun",
+    "join": "take part in a run of several machines",
     "watch": "follow a training run",
     "evaluate": "acceptance length of a drafter by speculative decoding",
     "export": "write a checkpoint in a layout that servers load",

@@ -37,6 +37,11 @@ def test_missing_and_empty_corpus(tiny_settings: MakeSettings, tmp_path: Path) -
     assert "is empty" in fail(tiny_settings(corpus={"inputs": [empty]}))
 
 
+def test_a_disk_that_is_nearly_full_is_said_at_the_start(tiny_settings: MakeSettings) -> None:
+    said = fail(tiny_settings(run={"name": "full", "min_free_gb": 1e9}))
+    assert "GB left but a run wants 1e+09 GB (run.min_free_gb)" in said
+
+
 def test_unknown_strategy(tiny_settings: MakeSettings) -> None:
     assert "nonesuch" in fail(tiny_settings(compare={"strategies": ["nonesuch"]}))
 

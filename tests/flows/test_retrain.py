@@ -58,6 +58,9 @@ def test_promote_then_skip_then_keep_the_champion(settings: Settings) -> None:
     assert [int(version.version) for version in (champion, challenger)] == [1, 2]
     assert challenger.tags["challenger.reason"] == words
 
+    fourth = retrain(settings, return_state=True)
+    assert fourth.name == "Skipped", "what lost once is not trained again"
+
     assert evaluate_drafter(settings).tau >= 1
     planned = plan_batches(settings)
     assert planned.training is None and planned.gate.chosen == 0

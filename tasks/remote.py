@@ -1,0 +1,88 @@
+"""Chats in object storage: s3://, gs:// and whatever else fsspec opens, as files of this machine.
+
+A path such as s3://bucket/chats is kept as a `Path`, which folds the two slashes into one; this
+module unfolds them. What was fetched is found again by address and version of the object.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from prefect import State, task
+from prefect.cache_policies import NO_CACHE
+
+from dflash_core.artifacts import content_digest
+from dflash_core.corpus.config import CorpusConfig
+from dflash_core.errors import ConfigError, DataError
+from tasks.console import announce
+from tasks.run_folder import RunFolder
+
+__all__ = ["is_remote", "with_local_inputs"]
+
+REMOTE = re.compile(r"^([a-z][a-z0-9+.-]+):/+(.+)$")
+
+
+def is_remote(path: Path) -> bool:
+    """Say whether a path is an address in object storage."""
+    return REMOTE.match(str(path)) is not None
+
+
+def may_pass(task: Any, run: Any, state: State[Any]) -> bool:
+    """Say whether a fetch failed by an outage, which another try may outlast."""
+    cause = getattr(state.result(raise_on_failure=False), "__cause__", None)
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError)
+
+
+@task(
+    name="fetch-inputs",
+    cache_policy=NO_CACHE,
+    retries=3,
+    retry_delay_seconds=[2, 15, 60],
+    retry_condition_fn=may_pass,
+)
+def with_local_inputs(config: CorpusConfig, folder: RunFolder) -> CorpusConfig:
+    """Return settings whose inputs are files here; versions seen before are not fetched again.
+
+    Raises:
+        ConfigError: The library for an address is not installed.
+        DataError: There is nothing at an address.
+    """
+    fields = ("inputs", "held_out_inputs")
+    local = {
+        name: tuple(_fetch(p, folder) if is_remote(p) else p for p in getattr(config, name))
+        for name in fields
+    }
+    return config.model_copy(update=local)
+
+
+def _fetch(path: Path, folder: RunFolder) -> Path:
+    url = REMOTE.sub(r"\1://\2", str(path))
+    try:
+        system, root = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"corpus.inputs names {url}, which cannot be opened: {error}") from None
+    try:
+        objects: list[str] = sorted(system.find(root))
+        versions = {name: str(system.ukey(name)) for name in objects}
+        out = folder.cache / f"fetched-{content_digest(url, versions)[:16]}"
+        for name in objects:
+            _fetch_one(system, name, out / _inside(name, root))
+    except OSError as error:
+        raise DataError(f"{url} cannot be read ({error}); check address and rights") from error
+    if not objects:
+        raise DataError(f"there is nothing at {url}; give an existing object or folder")
+    return out / Path(root).name if objects == [root] else out
+
+
+def _inside(name: str, root: str) -> str:
+    return name[len(root) :].lstrip("/") or Path(name).name
+
+
+def _fetch_one(system: Any, name: str, file: Path) -> None:
+    if not file.is_file():
+        announce(f"fetching {name}")
+        part = file.with_name(f"{file.name}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        system.get_file(name, str(part))
+        part.rename(file)

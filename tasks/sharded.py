@@ -1,0 +1,51 @@
+"""Profiles of shards, made by the workers of a Dask cluster and merged exactly."""
+
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from dflash_core.errors import ConfigError
+from dflash_core.profiling import LengthProfile, profile_data
+
+__all__ = ["profile_with_dask"]
+
+LOCAL = "local"
+
+
+@task(name="profile-shard", cache_policy=NO_CACHE)
+def profile_shard(file: Path) -> LengthProfile:
+    """Profile one file; runs on a Dask worker, which sees the same folders."""
+    return profile_data([file])
+
+
+def profile_with_dask(files: Sequence[Path], address: str) -> LengthProfile:
+    """Profile files on a Dask cluster; the same profile as in one process.
+
+    Args:
+        files: Token data, at the same place on every worker.
+        address: Of the scheduler, or 'local' for a cluster of this machine's own.
+
+    Raises:
+        ConfigError: prefect-dask is not installed.
+    """
+    try:
+        from prefect_dask.task_runners import DaskTaskRunner
+    except ImportError:
+        raise ConfigError(
+            f"run.dask is '{address}' but prefect-dask is not installed; install it with: pip "
+            "install 'dflash-flows[dask]'"
+        ) from None
+    # Dask's own page would listen on all addresses.
+    runner = (
+        DaskTaskRunner(cluster_kwargs={"dashboard_address": None})
+        if address == LOCAL
+        else DaskTaskRunner(address=address)
+    )
+    with runner:
+        futures: list[Any] = list(runner.map(profile_shard, {"file": list(files)}))
+        parts = [future.result() for future in futures]
+    return reduce(LengthProfile.merge, parts)

@@ -1,0 +1,49 @@
+"""Profiling shared out over the processes of a Dask cluster."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from prefect import flow
+
+from dflash_core.profiling import LengthProfile, profile_data
+from tasks.sharded import profile_with_dask
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("prefect_server")]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    """Eight shards of unequal sizes with lengths of a heavy tail, two domains and a few nulls."""
+    draw = np.random.default_rng(7)
+    files = []
+    for number in range(8):
+        lengths = np.minimum(draw.lognormal(6, 1, 1_000 * (number + 1)).astype(int) + 1, 8_192)
+        frame = pl.DataFrame(
+            {
+                "length": lengths,
+                "supervised": draw.integers(0, lengths + 1),
+                "domain": draw.choice(["code", "chat"], lengths.size),
+            }
+        ).with_columns(
+            length=pl.when(pl.int_range(pl.len()) % 997 == 5).then(None).otherwise("length")
+        )
+        files.append(tmp_path / f"part-{number}.parquet")
+        frame.write_parquet(files[-1])
+    return files
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
+def test_eight_shards_give_the_profile_of_one_process(shards: list[Path]) -> None:
+    pytest.importorskip("prefect_dask", reason="pip install 'dflash-flows[dask]'")
+
+    @flow
+    def profile(files: list[Path]) -> LengthProfile:
+        return profile_with_dask(files, "local")
+
+    shared = profile(shards)
+    whole = profile_data(shards)
+    assert shared == whole
+    assert shared.to_json() == whole.to_json()
+    assert whole.num_samples + whole.num_dropped == 36_000 and whole.bad["null"] > 0

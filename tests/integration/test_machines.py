@@ -1,0 +1,57 @@
+"""Two machines, played by two processes here: they meet, train together and go home together."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dflash_core.errors import ConfigError
+from tasks.launch import Launch
+from tasks.machines import Machines
+from tasks.torchrun import run_torchrun
+from tests.integration.places import ROOT, free_port
+
+pytestmark = pytest.mark.integration
+
+
+def machines(folder: Path) -> Machines:
+    return Machines(2, f"127.0.0.1:{free_port()}", folder / "launches" / "some-run")
+
+
+def test_a_second_machine_takes_part_in_every_launch_and_goes_home(tmp_path: Path) -> None:
+    ours = machines(tmp_path)
+    other = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "flows.cli", "join", "--root", str(tmp_path)),
+            *("--flow-run", "some-run", "--patience", "100"),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+    for _ in range(2):
+        run_torchrun(
+            "tests.tasks.toy_rank",
+            [str(tmp_path), "end"],
+            num_ranks=2,
+            run_dir=tmp_path,
+            machines=ours,
+            on_line=lines.append,
+        )
+    ours.dismiss()
+    said, _ = other.communicate(timeout=100)
+    assert other.returncode == 0, said
+    assert "took part in 2 launches" in said
+    here = [line for line in lines if line.startswith("rank ")]
+    there = [line for line in said.splitlines() if line.startswith("rank ")]
+    assert len(here) == len(there) == 2
+    assert {line.split()[1] for line in here + there} == {"0", "1"}
+
+
+def test_ranks_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
+    launch = Launch(module="m", arguments=(), num_ranks=3)
+    with pytest.raises(ConfigError, match=r"3 ranks .* are no multiple of 2 machines"):
+        machines(tmp_path).announce(launch)

@@ -1,0 +1,94 @@
+"""A schedule that fires: the first drafter is crowned, no news is skipped, the worse one waits."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from configs.settings import Settings
+from tests.flows.conftest import MakeSettings
+from tests.integration.places import ROOT, Place, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+
+EVERY_S = 15
+RUINOUS = {"learning_rate": 1.0, "warmup_ratio": 0.0}
+
+
+def test_promote_skip_and_keep_the_champion_on_schedule(
+    place: Place, tiny_settings: MakeSettings, tiny_parts: Path, tmp_path: Path
+) -> None:
+    chats = Path(shutil.copy(tiny_parts / "chats.jsonl", tmp_path / "chats.jsonl"))
+    settings = tiny_settings(
+        run={"root": tmp_path / "runs"},
+        corpus={"inputs": [chats], "max_samples": None},
+        compare={"strategies": ["bucketed"]},
+        training={"epochs": 30, "optimizer": {"learning_rate": 0.01}, "checkpoint_every_steps": 99},
+        evaluation={"max_prompts": 8},
+        tracking={"model_name": "scheduled"},
+    )
+    schedule(place, settings, tmp_path)
+    ends = wait_for(lambda: at_least(2, ended(place)), timeout_s=240, what="two scheduled runs")
+    assert [run["state"]["name"] for run in ends] == ["Completed", "Skipped"]
+    assert versions(settings) == {"champion": 1, "challenger": 1}
+
+    training = tiny_settings(training={"epochs": 1, "optimizer": RUINOUS}).training
+    schedule(place, settings.model_copy(update={"training": training}), tmp_path)
+    wait_for(lambda: not [r for r in live(place) if epochs(r) == 30], what="the old runs' end")
+    with chats.open("a") as file:
+        for text in ("def double(x):\n    return 2 * x", "def half(x):\n    return x / 2"):
+            row = [{"role": "user", "content": text[:8]}, {"role": "assistant", "content": text}]
+            file.write(json.dumps({"messages": row}) + "\n")
+    wait_for(lambda: versions(settings)["challenger"] == 2, timeout_s=240, what="a challenger")
+    wait_for(lambda: ended(place)[-1]["state"]["name"] == "Skipped", what="no more news")
+    assert versions(settings) == {"champion": 1, "challenger": 2}
+    challenger = client(settings).get_model_version("scheduled", "2")
+    reason = challenger.tags["challenger.reason"]
+    assert reason.startswith("version 1 stays champion: tau "), reason
+    gain = float(reason.split("gain ")[1].split()[0])
+    assert gain < 0, reason
+
+
+def schedule(place: Place, settings: Settings, folder: Path) -> None:
+    """Deploy ``retrain/weekly`` of prefect.yaml with these settings and a schedule of seconds."""
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    (entry,) = (entry for entry in deployments if entry["name"] == "weekly")
+    entry["parameters"] = {"settings": settings.model_dump(mode="json")}
+    entry["schedules"] = [{"interval": EVERY_S, "active": True}]
+    file = folder / "prefect.yaml"
+    file.write_text(yaml.safe_dump({"name": "scheduled", "deployments": [entry]}))
+    place.shell("deploy", "--all", "--prefect-file", str(file))
+
+
+def scheduled(place: Place, *types: str) -> list[dict[str, Any]]:
+    where = {"state": {"type": {"any_": list(types)}}}
+    return place.flow_runs(deployments={"name": {"any_": ["weekly"]}}, flow_runs=where)
+
+
+def ended(place: Place) -> list[dict[str, Any]]:
+    return scheduled(place, "COMPLETED", "FAILED", "CRASHED")
+
+
+def live(place: Place) -> list[dict[str, Any]]:
+    return scheduled(place, "PENDING", "RUNNING")
+
+
+def epochs(run: dict[str, Any]) -> int:
+    return run["parameters"]["settings"]["training"]["epochs"]
+
+
+def at_least(count: int, found: list[Any]) -> list[Any]:
+    return found[:count] if len(found) >= count else []
+
+
+def client(settings: Settings) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{settings.run.root / 'mlflow' / 'mlflow.db'}")
+
+
+def versions(settings: Settings) -> dict[str, int]:
+    aliases = client(settings).get_registered_model("scheduled").aliases
+    return {alias: int(version) for alias, version in aliases.items()}
