@@ -84,3 +84,9 @@ def test_a_wrong_value_is_one_sentence(file: Path, text: str, sentence: str) -> 
         load_settings(file)
     assert first_problem(problem.value).startswith(sentence)
     assert "\n" not in first_problem(problem.value)
+
+
+@pytest.mark.parametrize("name", ["demo", "seed-8gpu", "seed-8gpu-own", "smollm2"])
+def test_ready_made_runs_are_valid_settings(name: str) -> None:
+    configs = Path(__file__).resolve().parents[2] / "configs"
+    assert load_settings(configs / f"{name}.toml").training.epochs >= 1
