@@ -2,9 +2,10 @@
 
 import sys
 
-from dflash_core.training.stop import StopRequest
+from dflash_core.training.stop import StopRequest, die_with_launcher
 
 if __name__ == "__main__":
+    die_with_launcher()
     stop = StopRequest().listen()
     from dflash_core.training.program import main  # takes seconds, so it comes after
 

@@ -4,10 +4,7 @@ Ranks that consume micro-batches come first (0 writes the files), target ranks a
 travel in a group of their own, apart from gradients and control.
 """
 
-import ctypes
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,10 +19,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from dflash_core.errors import ConfigError, TrainingError
 from dflash_core.training.config import TrainingConfig
+from dflash_core.training.stop import die_with_launcher
 
 __all__ = ["Ranks", "join_ranks"]
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -151,9 +147,7 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     Raises:
         ConfigError: torchrun started another number of ranks than the settings say.
     """
-    if sys.platform == "linux":
-        # torchrun gives ranks a session of their own: if it is killed, only this ends them.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_launcher()
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size != config.topology.num_ranks:
         raise ConfigError(

@@ -1,9 +1,32 @@
-"""The request to stop. No torch here: it must be heard while torch is still being imported."""
+"""The request to stop, and the launcher's end. No torch here: both come while it is imported."""
 
+import ctypes
+import os
 import signal
+import sys
+from pathlib import Path
 from types import FrameType
 
-__all__ = ["StopRequest"]
+__all__ = ["StopRequest", "die_with_launcher"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_launcher() -> None:
+    """Have the kernel end this rank when torchrun is killed.
+
+    torchrun gives ranks a session of their own, so nothing else does; a launcher that was killed
+    before this call is found by who inherited the rank.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if "TORCHELASTIC_RUN_ID" in os.environ and _is_orphan():
+            os._exit(1)
+
+
+def _is_orphan() -> bool:
+    """Whether process 1 inherited this rank; in a container it may be torchrun itself."""
+    return os.getppid() == 1 and b"torch" not in Path("/proc/1/cmdline").read_bytes()
 
 
 class StopRequest:

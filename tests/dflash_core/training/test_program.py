@@ -3,6 +3,10 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +108,34 @@ def test_a_loss_that_is_not_finite_stops_with_a_sentence(make_job: MakeJob) -> N
     job = make_job(optimizer={"learning_rate": 1e30, "warmup_ratio": 0.0}, max_bad_steps=1)
     assert main(["--config", str(write_job(job))]) == 1
     assert "not finite in 2 steps in a row" in str(status(job)["reason"])
+
+
+STARTER = """
+import subprocess, sys
+rank = subprocess.Popen([sys.executable, "-m", "dflash_core.training", "--config", sys.argv[1]])
+print(rank.pid, flush=True)
+rank.wait()
+"""
+
+
+def test_a_rank_whose_launcher_is_killed_ends_while_it_is_still_importing(tmp_path) -> None:
+    os.mkfifo(tmp_path / "job.json")  # nobody writes: reading it would take for ever
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(tmp_path / "job.json")],
+        env=os.environ | {"TORCHELASTIC_RUN_ID": "x"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    with launcher.stdout:
+        rank = Path(f"/proc/{int(launcher.stdout.readline())}")
+        launcher.kill()
+        launcher.wait()
+    for _ in range(1200):
+        if not rank.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the rank outlives its launcher")
 
 
 class FullDisk(StopRequest):
