@@ -1,5 +1,6 @@
 """What the Dockerfile installs, replayed step by step in an empty environment."""
 
+import os
 import re
 import shlex
 import shutil
@@ -44,7 +45,8 @@ def copy(stage: str, into: Path) -> None:
 
 def run(command: list[str], cwd: Path) -> str:
     # Compiling modules ahead of their use would only take time here.
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "PIP_NO_COMPILE": "1"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    environment |= {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -82,7 +84,7 @@ def test_install_steps_give_a_worker_with_every_flow(tmp_path: Path) -> None:
     run([python, "-m", "pip", "check"], app)
     pinned = (ROOT / "constraints-image.txt").read_text().splitlines()
     installed = run([python, "-m", "pip", "freeze", "--exclude", "dflash-flows"], app).splitlines()
-    assert set(installed) - set(pinned) == {i for i in installed if i.startswith("torch==")}
+    assert set(installed) - set(pinned) == {i for i in installed if i.startswith("torch")}
     help_text = run([str(venv / "bin" / "prefect"), "worker", "start", "--help"], app)
     assert "--with-healthcheck" in help_text
     assert "whole chain" in run([str(venv / "bin" / "dflash-flow"), "--help"], app)

@@ -135,4 +135,5 @@ def steps_in_mlflow(team: Team, settings: Settings) -> list[int]:
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}
     (found,) = (run for run in runs if run.info.run_name == "training")
-    return [point.step for point in client.get_metric_history(found.info.run_id, "loss")]
+    history = client.get_metric_history(found.info.run_id, "loss")
+    return sorted(point.step for point in history)

@@ -44,13 +44,14 @@ def test_promote_skip_and_keep_the_champion_on_schedule(
             row = [{"role": "user", "content": text[:8]}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": row}) + "\n")
     wait_for(lambda: versions(settings)["challenger"] == 2, timeout_s=240, what="a challenger")
-    wait_for(lambda: ended(place)[-1]["state"]["name"] == "Skipped", what="no more news")
-    assert versions(settings) == {"champion": 1, "challenger": 2}
-    challenger = client(settings).get_model_version("scheduled", "2")
-    reason = challenger.tags["challenger.reason"]
+    reason = wait_for(lambda: tags(settings, "2").get("challenger.reason"), what="the verdict")
     assert reason.startswith("version 1 stays champion: tau "), reason
     gain = float(reason.split("gain ")[1].split()[0])
     assert gain < 0, reason
+    until_now = len(ended(place))
+    later = wait_for(lambda: ended(place)[until_now + 1 :], what="the runs after it")
+    assert {run["state"]["name"] for run in later} == {"Skipped"}, "a loser is not trained again"
+    assert versions(settings) == {"champion": 1, "challenger": 2}
 
 
 def schedule(place: Place, settings: Settings, folder: Path) -> None:
@@ -87,6 +88,10 @@ def at_least(count: int, found: list[Any]) -> list[Any]:
 
 def client(settings: Settings) -> MlflowClient:
     return MlflowClient(f"sqlite:///{settings.run.root / 'mlflow' / 'mlflow.db'}")
+
+
+def tags(settings: Settings, version: str) -> dict[str, str]:
+    return client(settings).get_model_version("scheduled", version).tags
 
 
 def versions(settings: Settings) -> dict[str, int]:
