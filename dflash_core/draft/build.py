@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash_core.draft.config import DraftConfig
+from dflash_core.draft.from_target import copy_target_layers
 from dflash_core.draft.model import DraftModel
 from dflash_core.draft.spec import DraftSpec, LayerType
 from dflash_core.errors import DraftError
@@ -53,7 +54,8 @@ def build_drafter(
 ) -> DraftModel:
     """Return a new drafter with weights drawn from the seed, in float32 on the target's device.
 
-    Weights are normal with the target's initializer range and norms are 1, with two exceptions
+    Weights are normal with the target's initializer range and norms are 1 (or, with
+    ``initial_weights="target"``, copies of the target's layers), with two exceptions
     that bring the first loss near ln(vocabulary): the final norm is the target's own, scaled down
     where the target's head would read it too loudly, and the first MLP cancels the mask token.
 
@@ -65,7 +67,8 @@ def build_drafter(
             ``config.draft_vocab_size``; see `frequent_tokens`.
 
     Raises:
-        DraftError: The shapes do not fit, or no mask token is found.
+        DraftError: The shapes do not fit, no mask token is found, or the target has no layers to
+            copy.
     """
     spec = draft_spec(config, target)
     ids = _check_token_ids(spec, draft_token_ids)
@@ -77,6 +80,8 @@ def build_drafter(
             nn.init.normal_(module.weight, std=std, generator=generator)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    if config.initial_weights == "target":
+        copy_target_layers(model, target)
     _silence_mask(model, target.input_embeddings.weight[spec.mask_token_id].detach().float().cpu())
     with torch.no_grad():
         model.norm.weight.copy_(_output_norm(model, target))

@@ -32,6 +32,8 @@ class DraftConfig(FrozenModel):
     """Reserved row of the target's embedding for the slots to draft; found when not given."""
     is_causal: bool | None = None
     """In-block causality; sliding layers causal and full ones not when not given, as served."""
+    initial_weights: Literal["random", "target"] = "random"
+    """Drawn from the seed as published, or copies of the target's own layers (a faster start)."""
     draft_vocab_size: int | None = Field(default=None, ge=2)
     """Most frequent tokens that the drafter can propose; all when not given."""
 

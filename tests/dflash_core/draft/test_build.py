@@ -15,6 +15,7 @@ from dflash_core.draft import (
     draft_spec,
     frequent_tokens,
 )
+from dflash_core.draft.from_target import copied_layer_ids
 from dflash_core.errors import DraftError
 from tests.dflash_core.draft.parts import (
     MASK,
@@ -32,12 +33,13 @@ def config(**overrides):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("loudness", [0.05, 1.0])
-def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(tied, loudness):
+@pytest.mark.parametrize("initial_weights", ["random", "target"])
+def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(tied, loudness, initial_weights):
     """Also where the head is loud, and where it reads the mask token's own embedding."""
     target = small_target(tie_word_embeddings=tied, initializer_range=loudness)
     with torch.no_grad():
         target.model.model.norm.weight.fill_(3.0)
-    model = build_drafter(config(num_layers=2), target)
+    model = build_drafter(config(num_layers=2, initial_weights=initial_weights), target)
     batch = batch_of([[document(60)]])
     features = random_features(batch, model.spec)
     weights = {
@@ -53,6 +55,25 @@ def test_weights_are_a_function_of_the_seed():
     one, same, other = (build_drafter(config(), target, seed=s) for s in (3, 3, 4))
     assert torch.equal(one.fc.weight, same.fc.weight)
     assert not torch.equal(one.fc.weight, other.fc.weight)
+
+
+def test_layers_may_begin_as_copies_of_the_targets():
+    target = small_target()
+    model = build_drafter(config(num_layers=2, initial_weights="target"), target)
+    layers = target.model.model.layers
+    for layer, source in zip(model.layers, copied_layer_ids(2, len(layers)), strict=True):
+        state = layers[source].state_dict()
+        assert torch.equal(layer.self_attn.q_proj.weight, state["self_attn.q_proj.weight"])
+        assert torch.equal(layer.mlp.gate_proj.weight, state["mlp.gate_proj.weight"])
+    features = torch.randn(3, model.fc.in_features)
+    mean = features.unflatten(-1, (-1, model.spec.hidden_size)).mean(1)
+    assert torch.allclose(model.fc(features), mean, atol=1e-6)
+
+
+def test_layers_of_another_shape_are_not_copied():
+    narrow = config(initial_weights="target", intermediate_size=8)
+    with pytest.raises(DraftError, match=r"mlp\.gate_proj\.weight .*draft\.initial_weights"):
+        build_drafter(narrow, small_target())
 
 
 def test_the_state_has_the_published_names_and_nothing_of_the_target():

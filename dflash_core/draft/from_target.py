@@ -1,0 +1,57 @@
+"""First weights from the target, so that a short training does not begin at nothing.
+
+The drafter's layers are decoder layers of the target's family, reading a mix of its hidden states:
+copies of the target's own layers already know the text, and have to learn only to look ahead.
+"""
+
+from typing import Any
+
+import torch
+
+from dflash_core.draft.model import DraftModel
+from dflash_core.errors import DraftError
+
+__all__ = ["copied_layer_ids", "copy_target_layers"]
+
+
+def copied_layer_ids(num_layers: int, num_target_layers: int) -> list[int]:
+    """Return the target layer that each drafter layer begins as: evenly spread, the last included.
+
+    Example:
+        >>> copied_layer_ids(2, 6)
+        [2, 5]
+        >>> copied_layer_ids(3, 2)
+        [0, 0, 1]
+    """
+    return [max((i + 1) * num_target_layers // num_layers - 1, 0) for i in range(num_layers)]
+
+
+@torch.no_grad()
+def copy_target_layers(model: DraftModel, target: Any) -> None:
+    """Copy decoder layers of the target, and let the features enter as their mean.
+
+    Args:
+        model: The drafter, changed in place.
+        target: The target.
+
+    Raises:
+        DraftError: The target's layers have other tensors than the drafter's.
+    """
+    decoder = target.model.get_decoder()
+    ids = copied_layer_ids(len(model.layers), len(decoder.layers))
+    for layer, target_id in zip(model.layers, ids, strict=True):
+        source = decoder.layers[target_id].state_dict()
+        for name, tensor in layer.state_dict().items():
+            found = source.get(name)
+            if found is None or found.shape != tensor.shape:
+                raise DraftError(
+                    f"draft.initial_weights 'target' needs layers like the drafter's, but {name} "
+                    f"of the target's layer {target_id} is "
+                    f"{'missing' if found is None else tuple(found.shape)}, not "
+                    f"{tuple(tensor.shape)}; set draft.initial_weights to 'random' or leave the "
+                    "drafter's widths to the target"
+                )
+            tensor.copy_(found)
+    width = model.spec.hidden_size
+    num_features = model.fc.in_features // width
+    model.fc.weight.copy_(torch.eye(width).repeat(1, num_features) / num_features)
