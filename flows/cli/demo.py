@@ -12,7 +12,7 @@ __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
 TAKES_SETTINGS = True
 
 # A quarter of an hour: more of the library, more often.
-LONG = ("--corpus.max_samples", "2600", "--training.epochs", "6")
+LONG = ("--corpus.max_samples", "2600", "--training.epochs", "5")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
