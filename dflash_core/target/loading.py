@@ -69,6 +69,10 @@ class Target:
         """Rows of the embedding."""
         return self.input_embeddings.weight.shape[0]
 
+    def drop_layers(self) -> None:
+        """Free the decoder layers: embedding, final norm and head are left."""
+        self.decoder.layers = nn.ModuleList()
+
     @torch.no_grad()
     def features(
         self,
@@ -163,9 +167,11 @@ def load_target(
         )
     num_layers = len(model.get_decoder().layers)
     layer_ids = resolve_layer_ids(num_layers, config.num_features, config.layer_ids)
+    target = Target(model, tokenizer, layer_ids)
     if not layers:
-        model.get_decoder().layers = nn.ModuleList()
-    return Target(model.to(device), tokenizer, layer_ids)
+        target.drop_layers()
+    model.to(device)
+    return target
 
 
 def target_digest(path: Path) -> str:

@@ -195,6 +195,11 @@ def _check(job: TrainingJob) -> None:
             "does not; leave it out, or set training.features to 'online' and training.objective "
             "to 'draft'"
         )
+    if sharded and job.draft.initial_weights == "target":
+        raise ConfigError(
+            "draft.initial_weights 'target' copies whole layers, which training.topology."
+            "shard_target spreads over ranks; set draft.initial_weights to 'random'"
+        )
     if training.validation.every_steps is not None and job.heldout_store is None:
         raise ConfigError(
             f"training.validation.every_steps is {training.validation.every_steps} but there are "

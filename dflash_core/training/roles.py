@@ -76,8 +76,10 @@ def consuming_role(
     if job.training.objective == "target":
         objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks.device)
     elif ranks.num_targets:
-        target = load_target(job.target, device=ranks.device, layers=False)
+        copies = job.draft.initial_weights == "target"
+        target = load_target(job.target, device=ranks.device, layers=copies)
         objective = DraftObjective(job, target, stores.train, stores.heldout)
+        target.drop_layers()
         receiver = Receiver(ranks, *feature_shape(target), topology.queue_depth)
     else:
         target, source = colocated_source(job, stores, epochs, ranks)
@@ -158,8 +160,10 @@ def colocated_source(
         return target, OnlineFeatures(target, packed=packed)
     light = load_target(job.target, layers=False)
     caches = _open_caches(job, stores, epochs, light, ranks)
-    needed = job.training.validation.accept_every_steps is not None or not all(
-        cache.is_complete() for cache in caches if cache is not None
+    needed = (
+        job.training.validation.accept_every_steps is not None
+        or job.draft.initial_weights == "target"
+        or not all(cache.is_complete() for cache in caches if cache is not None)
     )
     # Without decoder layers until a sample turns out to be damaged.
     target = load_target(job.target, device=ranks.device, layers=needed)

@@ -43,6 +43,17 @@ def test_losses_are_the_same_on_every_topology(make_job: MakeJob, strategy: str)
         assert losses(job) == pytest.approx(losses(alone), rel=tolerance, abs=0.0)
 
 
+def test_a_drafter_rank_can_begin_with_the_targets_layers(make_job: MakeJob) -> None:
+    found = []
+    for name, ranks in (("alone", {}), ("apart", {"num_ranks": 2, "num_target_ranks": 1})):
+        job = make_job(name=name, epochs=1, **ranks)
+        draft = job.draft.model_copy(update={"initial_weights": "target"})
+        job = job.model_copy(update={"draft": draft})
+        assert run_ranks(job) == [0] * job.training.topology.num_ranks
+        found.append(losses(job))
+    assert found[0] == found[1]
+
+
 def test_a_run_goes_on_under_another_topology(make_job: MakeJob) -> None:
     whole = make_job(name="whole", keep_checkpoints=9)
     run_here(whole)
