@@ -50,7 +50,7 @@ class Team:
 
 @pytest.fixture(scope="module")
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    pytest.importorskip("psycopg2", reason="MLflow wants psycopg2 for PostgreSQL")
+    pytest.importorskip("psycopg", reason="pip install 'dflash-flows[postgres]'")
     folder = tmp_path_factory.mktemp("team")
     uri = f"http://127.0.0.1:{free_port()}"
     with (
