@@ -107,14 +107,18 @@ def new_artifact(
     """Give a scratch directory that becomes the artifact ``path`` when the block succeeds.
 
     Args:
-        path: Final directory; an existing artifact there is replaced.
+        path: Final directory; an artifact of the same kind there is replaced.
         kind: What it is, checked by `read_manifest`.
         format_version: Version of its layout, checked by `read_manifest`.
         metadata: JSON-able values for the manifest; entries may be added inside the block.
 
     Yields:
         The scratch directory, beside ``path`` on the same file system; removed on any error.
+
+    Raises:
+        ArtifactError: ``path`` holds something else, which is left as it is.
     """
+    _check_replaceable(path, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
@@ -172,6 +176,21 @@ def verify_artifact(path: Path, manifest: Manifest) -> None:
                 f"{path / name} is damaged: its content differs from its manifest; "
                 f"write the {manifest.kind} again"
             )
+
+
+def _check_replaceable(path: Path, kind: str) -> None:
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    try:
+        found = Manifest.model_validate_json((path / MANIFEST_NAME).read_bytes()).kind
+    except (OSError, ValidationError):
+        found = None
+    if found != kind:
+        what = "is a file" if path.is_file() else "holds other files"
+        raise ArtifactError(
+            f"{path} {what if found is None else f'holds a {found}'}, which a {kind} would "
+            "replace; name another folder"
+        )
 
 
 def _write_manifest(

@@ -12,9 +12,11 @@ from dflash_core.planning.config import BatchingConfig, Mixing
 from dflash_core.planning.cost import PlanCost
 from dflash_core.planning.diversity import DiversityReport, diversity_of
 from dflash_core.planning.epoch_plan import EpochPlan
-from dflash_core.planning.plan import plan_epoch
+from dflash_core.planning.plan import Composition, compose_epoch, mix_epoch
 
 __all__ = ["StrategyReport", "compare_strategies", "comparison_json"]
+
+DETAILS = ("diversity", "length_eta2_vs_random", "step_length_eta2_vs_random")
 
 
 class StrategyReport(FrozenModel):
@@ -89,41 +91,59 @@ def compare_strategies(
         One report per strategy and mixing, in the order given.
     """
 
-    def plan(name: str, mixing: Mixing, epoch: int) -> EpochPlan:
-        chosen = config.model_copy(update={"strategy": name, "mixing": mixing})
-        return plan_epoch(
-            lengths,
-            chosen,
-            epoch=epoch,
-            seed=seed,
-            world_size=world_size,
-            supervised=supervised,
-            cost=cost,
+    def compose(name: str, epoch: int) -> Composition:
+        chosen = config.model_copy(update={"strategy": name})
+        return compose_epoch(
+            lengths, chosen, epoch=epoch, seed=seed, world_size=world_size, supervised=supervised
         )
 
-    chance = diversity_of(plan("random", "random", 0))
+    def mix(name: str, mixing: Mixing, composition: Composition) -> EpochPlan:
+        chosen = config.model_copy(update={"strategy": name, "mixing": mixing})
+        return mix_epoch(composition, chosen, world_size=world_size, cost=cost)
+
+    chance = diversity_of(mix("random", "random", compose("random", 0)))
     reports = []
     for name in strategies:
+        later = compose(name, 1)  # first, so that compiling is not timed below
+        start = clock()
+        first = compose(name, 0)
+        composing_s = clock() - start
         for mixing in mixings:
-            following = plan(name, mixing, 1)  # first, so that compiling is not timed below
+            following = mix(name, mixing, later)
             start = clock()
-            current = plan(name, mixing, 0)
-            elapsed = clock() - start
+            current = mix(name, mixing, first)
+            elapsed = composing_s + clock() - start
             reports.append(
                 _report(name, mixing, current, diversity_of(current, following), chance, elapsed)
             )
     return reports
 
 
-def comparison_json(reports: Sequence[StrategyReport], token_budget: int) -> dict[str, Any]:
-    """Return the object that programs read; sample figures are the first strategy's input."""
+def comparison_json(
+    reports: Sequence[StrategyReport], token_budget: int, *, details: bool = False
+) -> dict[str, Any]:
+    """Return the object that programs read; sample figures are the first strategy's input.
+
+    Args:
+        reports: The rows.
+        token_budget: Most token slots of a micro-batch.
+        details: Whether each row also holds every measure of diversity, and the hashes of its plan.
+    """
     lengths = reports[0].plan.identity.lengths
     return {
         "num_samples": int(lengths.size),
         "total_tokens": int(lengths.sum(dtype="int64")),
         "token_budget": token_budget,
-        "strategies": [report.model_dump(mode="json") for report in reports],
+        "strategies": [_row(report, details) for report in reports],
     }
+
+
+def _row(report: StrategyReport, details: bool) -> dict[str, Any]:
+    row = report.model_dump(mode="json")
+    if not details:
+        return {name: value for name, value in row.items() if name not in DETAILS}
+    hashes = {"content_hash": report.plan.content_hash, "layout_hash": report.plan.layout_hash}
+    return {**row, **hashes}
 
 
 def _report(

@@ -146,7 +146,8 @@ def adjacent_correlation(plan: EpochPlan) -> float:
 
 def distinct_shapes(plan: EpochPlan) -> int:
     """Return the number of distinct (rows, padded length) pairs."""
-    return int(np.unique(np.stack([plan.rows, plan.padded_lengths]), axis=1).shape[1])
+    # One number for each pair: rows times slots stay within 63 bits.
+    return int(np.unique(plan.rows * (plan.padded_lengths.max() + 1) + plan.padded_lengths).size)
 
 
 def _step_sums(plan: EpochPlan, values: NDArray[np.int64]) -> NDArray[np.int64]:

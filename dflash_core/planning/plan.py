@@ -1,5 +1,7 @@
 """From lengths to an epoch plan: compose micro-batches, mix them into steps, lay them out."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -24,9 +26,32 @@ from dflash_core.planning.shuffling import random_stream
 from dflash_core.planning.strategies import STRATEGIES
 from dflash_core.profiling import Screened, screen_lengths
 
-__all__ = ["plan_epoch"]
+__all__ = ["Composition", "compose_epoch", "mix_epoch", "plan_epoch"]
 
 COMPOSE, MIX, LAY_OUT = range(3)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Who shares a micro-batch in an epoch: the same under every mixing.
+
+    Attributes:
+        batches: The micro-batches.
+        sums: Real tokens, anchors and supervised tokens of each, shape ``(3, num_micro_batches)``.
+        screened: The lengths that were used, and what became of the others.
+        supervised: Supervised tokens of each used sample; None when not given.
+        limit: Longest sample in tokens.
+        seed: Seed of the run.
+        epoch: Epoch.
+    """
+
+    batches: Batches
+    sums: NDArray[np.int64]
+    screened: Screened
+    supervised: NDArray[np.int64] | None
+    limit: int
+    seed: int
+    epoch: int
 
 
 def plan_epoch(
@@ -65,6 +90,22 @@ def plan_epoch(
         >>> plan.num_micro_batches, plan.num_steps, round(plan.padding_efficiency, 3)
         (3, 2, 0.844)
     """
+    composition = compose_epoch(
+        lengths, config, epoch=epoch, seed=seed, world_size=world_size, supervised=supervised
+    )
+    return mix_epoch(composition, config, world_size=world_size, cost=cost)
+
+
+def compose_epoch(
+    lengths: ArrayLike,
+    config: BatchingConfig,
+    *,
+    epoch: int,
+    seed: int,
+    world_size: int,
+    supervised: ArrayLike | None = None,
+) -> Composition:
+    """Group samples into micro-batches: the first half of `plan_epoch`, with its arguments."""
     for name, value, least in (
         ("epoch", epoch, 0),
         ("seed", seed, 0),
@@ -82,34 +123,44 @@ def plan_epoch(
     anchors = None if tokens is None else num_anchors(tokens, config.anchors).astype(np.int32)
     samples = Samples(screened.lengths, budgeted_anchors(anchors, config))
     batches = STRATEGIES[config.strategy](samples, config, random_stream(seed, epoch, COMPOSE))
+    real_tokens = _sums(batches.lengths, batches.offsets, 1)
+    sums = np.stack([real_tokens, _batch_sums(batches, anchors), _batch_sums(batches, tokens)])
+    return Composition(batches, sums, screened, tokens, limit, seed, epoch)
+
+
+def mix_epoch(
+    composition: Composition,
+    config: BatchingConfig,
+    *,
+    world_size: int,
+    cost: PlanCost | None = None,
+) -> EpochPlan:
+    """Spread micro-batches over steps and ranks: the second half of `plan_epoch`.
+
+    Args:
+        composition: What `compose_epoch` returned.
+        config: The same settings, but for the mixing, which may be another.
+        world_size: As for `plan_epoch`.
+        cost: As for `plan_epoch`.
+    """
+    batches, sums, screened = composition.batches, composition.sums, composition.screened
     identity = PlanIdentity(
         lengths=screened.lengths,
         kept=screened.kept,
-        supervised=tokens,
+        supervised=composition.supervised,
         config=config,
-        seed=seed,
-        epoch=epoch,
+        seed=composition.seed,
+        epoch=composition.epoch,
         world_size=world_size,
         cost=PlanCost() if cost is None else cost,
     )
-    return _lay_out(batches, screened, anchors, limit, identity)
-
-
-def _lay_out(
-    batches: Batches,
-    screened: Screened,
-    anchors: NDArray[np.int32] | None,
-    limit: int,
-    identity: PlanIdentity,
-) -> EpochPlan:
-    config, seed, epoch = identity.config, identity.seed, identity.epoch
     full, short = mix_steps(
         config.mixing,
         num_samples=batches.num_samples,
-        real_tokens=_sums(batches.lengths, batches.offsets, 1),
+        real_tokens=sums[0],
         padded_lengths=batches.padded_lengths,
         micro_batches_per_step=config.micro_batches_per_step,
-        rng=random_stream(seed, epoch, MIX),
+        rng=random_stream(identity.seed, identity.epoch, MIX),
     )
     dropped = {
         kind: count for kind, count in screened.bad.items() if count and _drops(kind, config)
@@ -121,11 +172,12 @@ def _lay_out(
                 "lower batching.micro_batches_per_step or set batching.tail to 'partial'"
             )
         dropped["tail"] = int(batches.num_samples[short].sum())
-        batches, full = _without(batches, short, full)
+        keep = np.ones(batches.padded_lengths.size, dtype=np.bool_)
+        keep[short] = False
+        batches, sums, full = batches.keep(keep), sums[:, keep], (np.cumsum(keep) - 1)[full]
         short = short[:0]
-    steps, weights = _steps(full, short, batches.padded_lengths.size, config)
-    real_tokens = _sums(batches.lengths, batches.offsets, 1)
-    batch_anchors = _batch_sums(batches, anchors)
+    steps, weights = _steps(full, short, config)
+    real_tokens, batch_anchors, supervised_tokens = sums
     check_sums(
         int((batches.rows * batches.padded_lengths).max()),
         int(screened.lengths.max() if batches.packed else batches.padded_lengths.max()),
@@ -150,11 +202,11 @@ def _lay_out(
         real_tokens=real_tokens,
         slot_lengths=slot_lengths,
         num_anchors=batch_anchors,
-        supervised_tokens=_batch_sums(batches, identity.supervised),
+        supervised_tokens=supervised_tokens,
         assignment=assignment,
         loss_weight=loss_weight,
         packed=batches.packed,
-        max_length=limit,
+        max_length=composition.limit,
         dropped=dropped,
         num_truncated=screened.num_truncated,
         num_repeats=int(np.count_nonzero(weights == 0) - np.count_nonzero(steps < 0)),
@@ -189,7 +241,6 @@ def _assign(
 def _steps(
     full: NDArray[np.int64],
     short: NDArray[np.int64],
-    num_micro_batches: int,
     config: BatchingConfig,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Append the short step to the full ones: places that stay idle hold -1, repeats weigh 0."""
@@ -205,14 +256,6 @@ def _steps(
     last = np.concatenate([short, fill])[None, :]
     weights = np.concatenate([np.ones(full.size + short.size), np.zeros(room)])
     return np.concatenate([full, last]), weights.reshape(-1, config.micro_batches_per_step)
-
-
-def _without(
-    batches: Batches, short: NDArray[np.int64], full: NDArray[np.int64]
-) -> tuple[Batches, NDArray[np.int64]]:
-    keep = np.ones(batches.padded_lengths.size, dtype=np.bool_)
-    keep[short] = False
-    return batches.keep(keep), (np.cumsum(keep) - 1)[full]
 
 
 def _original(order: NDArray[np.int32], screened: Screened) -> NDArray[np.int32]:

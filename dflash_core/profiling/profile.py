@@ -124,13 +124,10 @@ class LengthProfile(FrozenModel):
                 f"profiles with max_length {self.max_length} and {other.max_length} do not merge; "
                 "profile both with the same max_length"
             )
-        names = sorted({*self.domains, *other.domains})
-        empty = DomainHistogram()
+        both = self.domains.keys() & other.domains.keys()
+        merged = {name: _merge(self.domains[name], other.domains[name]) for name in both}
         return LengthProfile(
-            domains={
-                name: _merge(self.domains.get(name, empty), other.domains.get(name, empty))
-                for name in names
-            },
+            domains={**self.domains, **other.domains, **merged},
             bad={kind: self.bad[kind] + other.bad[kind] for kind in BAD_KINDS},
             num_dropped=self.num_dropped + other.num_dropped,
             num_truncated=self.num_truncated + other.num_truncated,

@@ -4,7 +4,8 @@ Polars streams the files and hands back one row per distinct length, so memory d
 the number of samples. Of a file with a length column, tokens are not read at all.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenColumns", "profile_data", "read_lengths"]
 
-SUFFIXES = {
-    ".parquet": "scan_parquet",
-    ".pq": "scan_parquet",
-    ".arrow": "scan_ipc",
-    ".ipc": "scan_ipc",
-    ".feather": "scan_ipc",
-    ".jsonl": "scan_ndjson",
-    ".ndjson": "scan_ndjson",
-}
+PARQUET, ARROW, JSON_LINES = (
+    (".parquet", ".pq"),
+    (".arrow", ".ipc", ".feather"),
+    (".jsonl", ".ndjson"),
+)
+SUFFIXES = (*PARQUET, *ARROW, *JSON_LINES)
+PROFILE_SUFFIX = ".json"
+ARROW_MAGIC = b"ARROW1"
 
 
 class TokenColumns(FrozenModel):
@@ -59,7 +59,8 @@ def profile_data(
     """Profile token data in files, folders of files, or token stores.
 
     Args:
-        paths: Files by suffix (.parquet, .arrow, .jsonl, ...), folders of such, token stores.
+        paths: Files by suffix (.parquet, .arrow, .jsonl, ...), folders of such, token stores; and
+            saved profiles (.json), which are merged.
         max_length: Longest usable sample in tokens.
         oversize: What happens to longer samples and to unusable lengths; each is counted.
         columns: Names of the columns.
@@ -68,19 +69,14 @@ def profile_data(
         DataError: No such file, an unknown suffix, no usable column, a damaged file, or a bad
             length under ``error``.
     """
-    import polars as pl
-
     names = TokenColumns() if columns is None else columns
-    limit = max_length if oversize == "truncate" else None
-    profile: LengthProfile | None = None
-    for file in token_files(paths):
-        table = (
-            _measures(file, names, limit)
-            .group_by("domain", "length")
-            .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("supervised").sum())
-        )
-        for part in _collect(table, file).partition_by("domain", maintain_order=True):
-            own = profile_of_counts(
+    given = [Path(path) for path in paths]
+    saved = [path for path in given if path.suffix == PROFILE_SUFFIX and path.is_file()]
+    parts = [_load_profile(path, max_length) for path in saved]
+    for file in token_files(path for path in given if path not in saved):
+        tables = _counted(file, names, max_length if oversize == "truncate" else None)
+        parts += [
+            profile_of_counts(
                 part["length"].to_list(),
                 part["count"].to_list(),
                 part["supervised"].fill_null(0).to_list(),
@@ -88,10 +84,12 @@ def profile_data(
                 max_length=max_length,
                 oversize=oversize,
             )
-            profile = own if profile is None else profile.merge(own)
-    if profile is None:
-        raise DataError(f"{', '.join(map(str, paths))} hold no samples; give token data")
-    return profile
+            for table in tables
+            for part in table.partition_by("domain", maintain_order=True)
+        ]
+    if not parts:
+        raise DataError(f"{', '.join(map(str, given))} hold no samples; give token data")
+    return reduce(LengthProfile.merge, parts)
 
 
 def read_lengths(
@@ -113,7 +111,13 @@ def read_lengths(
     if path.suffix == ".npy":
         return _load_array(path), None
     names = TokenColumns() if columns is None else columns
-    tables = [_collect(_measures(file, names, None), file) for file in token_files([path])]
+    tables = [
+        _collect(_measures(frame, file, names, None), file)
+        for file in token_files([path])
+        for frame in _frames(file)
+    ]
+    if not tables:
+        raise DataError(f"{path} holds no samples; give token data")
     lengths = np.concatenate([_with_missing(table["length"]) for table in tables])
     if any(table["supervised"].null_count() for table in tables):
         return lengths, None
@@ -141,23 +145,71 @@ def token_files(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _measures(file: Path, names: TokenColumns, limit: int | None) -> "pl.LazyFrame":
+def _frames(file: Path) -> "Iterator[pl.LazyFrame]":
+    """Scan a file; one in Arrow's stream format, as datasets are saved, comes in its batches."""
+    import polars as pl
+
+    if file.suffix in PARQUET:
+        yield pl.scan_parquet(file)
+    elif file.suffix in JSON_LINES:
+        # Types of the whole file: a column may first appear, or be filled, far down.
+        if file.stat().st_size:
+            yield pl.scan_ndjson(file, infer_schema_length=None)
+    elif _is_arrow_file(file):
+        yield pl.scan_ipc(file)
+    else:
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
+                for batch in stream:
+                    yield pl.DataFrame(batch).lazy()
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file} is damaged: {_first_line(error)}") from None
+
+
+def _is_arrow_file(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+
+
+def _counted(file: Path, names: TokenColumns, limit: int | None) -> "list[pl.DataFrame]":
+    """Return samples and supervised tokens of each domain and length: one table, or none."""
+    import polars as pl
+
+    def counted(frame: pl.LazyFrame) -> pl.DataFrame:
+        groups = frame.group_by("domain", "length")
+        return _collect(groups.agg(pl.col("count").sum(), pl.col("supervised").sum()), file)
+
+    one = pl.lit(1, dtype=pl.Int64).alias("count")
+    parts = [
+        counted(_measures(frame, file, names, limit).with_columns(one)) for frame in _frames(file)
+    ]
+    return parts if len(parts) < 2 else [counted(pl.concat(parts).lazy())]
+
+
+def _measures(
+    frame: "pl.LazyFrame", file: Path, names: TokenColumns, limit: int | None
+) -> "pl.LazyFrame":
     """Return length, supervised and domain of every sample of a file, lazily."""
     import polars as pl
 
-    frame: pl.LazyFrame = getattr(pl, SUFFIXES[file.suffix])(file)
     try:
         schema = frame.collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{file} is damaged: {_first_line(error)}") from None
-    if names.length in schema:
-        length = _whole(frame, names.length, schema[names.length], file)
-    elif isinstance(schema.get(names.tokens), pl.List | pl.Array):
-        length = pl.col(names.tokens).list.len().cast(pl.Int64)
+    tokens = _list_of(schema, names.tokens)
+    column = names.length
+    if column not in schema and tokens is None and len(schema) == 1:
+        column = next(iter(schema))  # a file of nothing but lengths
+    if column in schema:
+        length = _whole(frame, column, schema[column], file)
+    elif tokens is not None:
+        length = tokens.list.len().cast(pl.Int64)
     else:
         raise DataError(
             f"{file} has neither a column '{names.length}' nor lists in '{names.tokens}' but "
-            f"{', '.join(schema)}; name its columns"
+            f"{', '.join(schema)}; name its columns with --length-column or --tokens-column"
         )
     domain = pl.lit("") if names.domain not in schema else pl.col(names.domain).cast(pl.String)
     return frame.select(
@@ -167,13 +219,21 @@ def _measures(file: Path, names: TokenColumns, limit: int | None) -> "pl.LazyFra
     )
 
 
+def _list_of(schema: "pl.Schema", name: str) -> "pl.Expr | None":
+    """Return a column of lists, whether of fixed size or not; None when it is none."""
+    import polars as pl
+
+    dtype = schema.get(name)
+    if isinstance(dtype, pl.Array):
+        return pl.col(name).arr.to_list()
+    return pl.col(name) if isinstance(dtype, pl.List) else None
+
+
 def _supervised(schema: "pl.Schema", names: TokenColumns, limit: int | None) -> "pl.Expr":
     import polars as pl
 
-    if isinstance(schema.get(names.mask), pl.List) and (
-        limit is not None or names.supervised not in schema
-    ):
-        mask = pl.col(names.mask)
+    mask = _list_of(schema, names.mask)
+    if mask is not None and (limit is not None or names.supervised not in schema):
         return (mask if limit is None else mask.list.head(limit)).list.sum().cast(pl.Int64)
     if names.supervised in schema:
         counted = pl.col(names.supervised).cast(pl.Int64)
@@ -185,15 +245,20 @@ def _whole(frame: "pl.LazyFrame", name: str, dtype: "pl.DataType", file: Path) -
     """Return a numeric column as int64, with what int64 cannot hold bounded."""
     import polars as pl
 
+    column = pl.col(name)
+    if dtype.is_integer():
+        wide = dtype in (pl.UInt64, pl.Int128, pl.UInt128)
+        held = column.cast(pl.Int128).clip(-ABSURD_LENGTH, ABSURD_LENGTH + 1) if wide else column
+        return held.cast(pl.Int64)
+    if dtype == pl.Null:
+        return column.cast(pl.Int64)
     if not dtype.is_numeric():
         raise DataError(f"column '{name}' of {file} is of type {dtype}; give whole numbers")
-    column = pl.col(name)
-    if not dtype.is_float():
-        return column.cast(pl.Int128).clip(-1, ABSURD_LENGTH + 1).cast(pl.Int64)
+    column = column.cast(pl.Float64)
     broken = frame.select((column.is_finite() & (column != column.floor())).sum())
     if count := _collect(broken, file).item():
         raise DataError(f"column '{name}' of {file} has {count:,} fractions; give whole numbers")
-    return column.fill_nan(None).clip(-1, ABSURD_LENGTH + 1).cast(pl.Int64)
+    return column.fill_nan(None).clip(-ABSURD_LENGTH, ABSURD_LENGTH + 1).cast(pl.Int64)
 
 
 def _collect(frame: "pl.LazyFrame", file: Path) -> "pl.DataFrame":
@@ -207,6 +272,21 @@ def _collect(frame: "pl.LazyFrame", file: Path) -> "pl.DataFrame":
 
 def _with_missing(lengths: "pl.Series") -> NDArray[Any]:
     return np.array(lengths.to_list(), dtype=object) if lengths.null_count() else lengths.to_numpy()
+
+
+def _load_profile(path: Path, max_length: int | None) -> LengthProfile:
+    try:
+        profile = LengthProfile.from_json(path.read_bytes())
+    except ValueError:
+        raise DataError(
+            f"{path} holds no saved profile; give token data or what profile --save wrote"
+        ) from None
+    if max_length is not None and profile.max_length != max_length:
+        raise DataError(
+            f"the profile {path} was made with max_length {profile.max_length}, not {max_length}; "
+            "profile its data again"
+        )
+    return profile
 
 
 def _load_array(path: Path) -> NDArray[Any]:

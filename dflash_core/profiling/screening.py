@@ -111,7 +111,8 @@ def _whole_numbers(lengths: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_] 
         if not np.array_equal(array[~missing], np.floor(array[~missing])):
             index = int(np.flatnonzero(~missing & (array != np.floor(array)))[0])
             raise DataError(f"sample {index} has a length of {array[index]}; give whole numbers")
-        bounded = np.where(missing, 0, np.clip(array, -1.0, float(ABSURD_LENGTH) + 1))
+        bound = float(ABSURD_LENGTH) + 1
+        bounded = np.where(missing, 0, np.clip(array, -bound, bound))
         array = bounded.astype(np.int64)
     if array.size and array.dtype.kind not in "iu":
         raise DataError(f"lengths are of type {array.dtype}; give whole numbers")
@@ -126,7 +127,7 @@ def _from_objects(array: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bo
         value = array[index]
         if not isinstance(value, int | float | np.integer | np.floating) or value != value // 1:
             raise DataError(f"sample {index} has a length of {value!r}; give whole numbers")
-        whole[index] = min(max(int(min(value, ABSURD_LENGTH + 1)), -1), ABSURD_LENGTH + 1)
+        whole[index] = int(max(min(value, ABSURD_LENGTH + 1), -ABSURD_LENGTH))
     return whole, missing
 
 

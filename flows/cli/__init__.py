@@ -6,8 +6,10 @@ It is imported only when it is called, so that light commands start in milliseco
 """
 
 import argparse
+import contextlib
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +23,13 @@ EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_REJECTED = 3
 EXIT_INTERRUPTED = 4
+USERS_PATH = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
 
 COMMANDS: dict[str, str] = {
     "prepare": "tokenise chat files into a token store",
@@ -67,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         command.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return module.run(parsed)
+        code = module.run(parsed)
+        sys.stdout.flush()
+        return code
     except DFlashError as error:
         return _fail(str(error), error.exit_code)
     except ValidationError as error:
@@ -76,9 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"not JSON: {error}", EXIT_INPUT)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # the reader has seen enough
+        _discard_output()
         return 0
+    except OSError as error:
+        _discard_output()
+        where = f"{error.filename} cannot be used" if error.filename else "the output ended"
+        return _fail(
+            f"{where}: {error.strerror or error}",
+            EXIT_INPUT if isinstance(error, USERS_PATH) else EXIT_FAILED,
+        )
 
 
 def first_problem(error: ValidationError) -> str:
@@ -93,6 +111,12 @@ def first_problem(error: ValidationError) -> str:
     if problem["type"] == "value_error":
         return f"{setting}: {message}{tail}"
     return f"{setting}: {message} (got {problem['input']!r}){tail}"
+
+
+def _discard_output() -> None:
+    """Let what is left in the buffer of standard output go nowhere when the program ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str, code: int) -> int:

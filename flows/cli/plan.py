@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_core.artifacts import atomic_write, new_artifact
+from dflash_core.bucketing.config import EdgeGrid, EdgeObjective
 from dflash_core.errors import ConfigError
 from dflash_core.planning import (
     STRATEGIES,
@@ -22,6 +23,7 @@ from dflash_core.planning import (
 from dflash_core.planning.config import Mixing, Oversize, Tail
 from dflash_core.profiling import read_lengths
 from flows.cli.advice import advise_all, show_advice
+from flows.cli.profile import add_columns, columns_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,7 +33,9 @@ COMPARISON_KIND = "plan-comparison"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("data", type=Path, metavar="DATA|LENGTHS")
+    parser.add_argument(
+        "data", type=Path, metavar="DATA|LENGTHS", help="token data, a token store, lengths (.npy)"
+    )
     parser.add_argument("--strategies", default=",".join(STRATEGIES), metavar="A,B")
     parser.add_argument(
         "--mixing", choices=[*get_args(Mixing), "all"], default="diverse", help="default diverse"
@@ -46,6 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_whole(parser, "num-buckets", DEFAULTS.num_buckets, "buckets to fit")
     parser.add_argument("--edges", type=_edges, metavar="N,N", help="given edges, not fitted")
+    parser.add_argument(
+        "--edge-objective",
+        choices=get_args(EdgeObjective),
+        default=DEFAULTS.edge_objective,
+        help=f"what fitted edges minimise (default {DEFAULTS.edge_objective})",
+    )
+    parser.add_argument(
+        "--edge-grid",
+        choices=get_args(EdgeGrid),
+        default=DEFAULTS.edge_grid,
+        help="harmonic: only edges whose whole rows use the budget up",
+    )
     parser.add_argument("--pad-to", choices=["batch", "edge"], default=DEFAULTS.pad_to)
     _add_whole(parser, "multiple-of", DEFAULTS.multiple_of, "padded lengths are multiples of this")
     _add_whole(parser, "pool-size", DEFAULTS.pool_size, "samples that pooled sorts together")
@@ -64,8 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_whole(parser, "gpus", 8, "ranks to divide between target and drafter")
     _add_whole(parser, "block-size", 16, "block size of the drafter")
     _add_whole(parser, "epochs", 1, "epochs of the run, for its hours")
+    add_columns(parser)
     parser.add_argument("--save", type=Path, metavar="DIR", help="write plans and picture there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--details", action="store_true", help="with --json: all measures of diversity, and hashes"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     mixings = get_args(Mixing) if arguments.mixing == "all" else (arguments.mixing,)
     config = BatchingConfig.model_validate({**settings, "mixing": mixings[0]})
-    lengths, supervised = read_lengths(arguments.data)
+    lengths, supervised = read_lengths(arguments.data, columns=columns_of(arguments))
     reports = compare_strategies(
         lengths,
         config,
@@ -87,13 +107,14 @@ def run(arguments: argparse.Namespace) -> int:
         world_size=arguments.world_size,
         supervised=supervised,
     )
-    comparison = comparison_json(reports, config.token_budget)
+    comparison = comparison_json(reports, config.token_budget, details=arguments.details)
     advice = None
     if arguments.calibration is not None:
         advice = advise_all(arguments, config, reports, lengths, supervised)
         comparison["advice"] = advice.model_dump(mode="json")
     if arguments.save is not None:
-        _save(arguments.save, reports, comparison)
+        whole = comparison_json(reports, config.token_budget, details=True)
+        _save(arguments.save, reports, comparison | whole)
     if arguments.json:
         sys.stdout.write(json.dumps(comparison) + "\n")
     else:
@@ -109,11 +130,16 @@ def _add_whole(parser: argparse.ArgumentParser, name: str, default: int | None, 
 
 
 def _edges(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no list of whole numbers; give edges like 512,1024"
+        ) from None
 
 
 def _strategies(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise ConfigError(f"--strategies names none; give some of {', '.join(STRATEGIES)}")
     return names

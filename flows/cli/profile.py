@@ -11,12 +11,15 @@ from rich.table import Table
 from dflash_core.artifacts import atomic_write
 from dflash_core.profiling import LengthProfile, TokenColumns, profile_data
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "add_columns", "columns_of", "run"]
+
+
+HELP = "token data, folders, token stores, or profiles that --save wrote, which are merged"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help=HELP)
     parser.add_argument("--max-length", type=int, metavar="N", help="longest usable sample, tokens")
     parser.add_argument(
         "--oversize",
@@ -24,22 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="drop",
         help="what happens to longer samples and to unusable lengths (default drop, counted)",
     )
-    for name, column in TokenColumns():
-        parser.add_argument(
-            f"--{name}-column", default=column, metavar="NAME", help=f"default {column}"
-        )
+    add_columns(parser)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the profile as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Profile token data and show it per domain."""
-    columns = {name: getattr(arguments, f"{name}_column") for name in TokenColumns.model_fields}
     profile = profile_data(
         arguments.paths,
         max_length=arguments.max_length,
         oversize=arguments.oversize,
-        columns=TokenColumns(**columns),
+        columns=columns_of(arguments),
     )
     if arguments.save is not None:
         atomic_write(arguments.save, profile.to_json() + "\n")
@@ -48,6 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(profile)
     return 0
+
+
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Declare one option for the name of each column of token data."""
+    for name, column in TokenColumns():
+        parser.add_argument(
+            f"--{name}-column", default=column, metavar="NAME", help=f"default {column}"
+        )
+
+
+def columns_of(arguments: argparse.Namespace) -> TokenColumns:
+    """Return the column names given."""
+    return TokenColumns(
+        **{name: getattr(arguments, f"{name}_column") for name in TokenColumns.model_fields}
+    )
 
 
 def _show(profile: LengthProfile) -> None:

@@ -74,6 +74,7 @@ def test_a_pile_at_the_maximum_is_a_truncation_spike():
     assert profile_of(tail).truncation_spike is None
     assert profile_of([8] * 10).truncation_spike is None
     assert find_spike(np.array([1, 2]), np.array([999, 1])) is None
+    assert profile_of([3, 9]).truncation_spike is None
 
 
 def test_what_does_not_fit_together_is_refused():

@@ -1,9 +1,11 @@
 """Token data on disk gives the profile that its samples give."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from dflash_core.corpus.store import Sample, write_store
@@ -33,6 +35,35 @@ def test_every_format_gives_the_same_profile(tmp_path, suffix):
     assert {name: part.counts for name, part in profile.domains.items()} == {"a": (1,), "b": (2,)}
     assert profile.bad == {"null": 1, "zero": 1, "negative": 0, "absurd": 0, "oversize": 0}
     assert profile.num_dropped == 2
+
+
+def test_the_stream_format_of_saved_datasets_is_read_batch_by_batch(tmp_path):
+    path = tmp_path / "data-00000-of-00001.arrow"
+    table = pl.DataFrame(ROWS).to_arrow()
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+    assert profile_data([path]) == profile_data([write(tmp_path / "b.parquet", pl.DataFrame(ROWS))])
+    assert read_lengths(path)[0].tolist() == [2, 0, None, 3, 3]
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DataError, match="is damaged"):
+        profile_data([path])
+
+
+def test_lists_of_fixed_size_are_lists_too(tmp_path):
+    schema = {"input_ids": pl.Array(pl.Int32, 3), "loss_mask": pl.Array(pl.UInt8, 3)}
+    frame = pl.DataFrame({"input_ids": [[1, 2, 3]], "loss_mask": [[0, 1, 1]]}, schema=schema)
+    profile = profile_data([write(tmp_path / "data.parquet", frame)])
+    assert (profile.total_tokens, profile.total_supervised) == (3, 2)
+
+
+def test_json_columns_that_appear_late_are_not_lost(tmp_path):
+    path = tmp_path / "data.jsonl"
+    early = [{"input_ids": []}] * 150
+    late = [{"input_ids": [1, 2], "loss_mask": [0, 1], "domain": "code"}] * 2
+    path.write_text("\n".join(map(json.dumps, early + late)))
+    profile = profile_data([path])
+    assert (profile.bad["zero"], profile.total_tokens, profile.total_supervised) == (150, 4, 2)
+    assert list(profile.domains) == ["code"]
 
 
 def test_truncation_counts_only_supervised_tokens_that_are_left(tmp_path):
@@ -95,6 +126,7 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path):
     write(tmp_path / "half.parquet", pl.DataFrame({"length": [1.5]}))
     write(tmp_path / "none.parquet", pl.DataFrame({"length": []}, schema={"length": pl.Int64}))
     (tmp_path / "broken.npy").write_bytes(b"no")
+    (tmp_path / "empty.jsonl").write_text("")
     for name, words in {
         "broken.parquet": "is damaged",
         "notes.txt": "holds no token data",
@@ -104,9 +136,12 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path):
         "text.parquet": "of type String",
         "half.parquet": "1 fractions",
         "none.parquet": "hold no samples",
+        "empty.jsonl": "hold no samples",
     }.items():
         with pytest.raises(DataError, match=words):
             profile_data([tmp_path / name])
+    with pytest.raises(DataError, match="holds no samples"):
+        read_lengths(tmp_path / "empty.jsonl")
     with pytest.raises(DataError, match=r"no \.npy file"):
         read_lengths(tmp_path / "broken.npy")
 

@@ -32,3 +32,22 @@ def test_a_profile_of_nothing_usable_still_reports(tmp_path, capsys):
 def test_a_missing_file_exits_with_2(tmp_path, capsys):
     assert main(["profile", str(tmp_path / "absent.parquet")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_saved_profiles_of_shards_merge_to_the_profile_of_everything(tmp_path, capsys):
+    shards = []
+    for number, lengths in enumerate([[3, 5], [5, 90]]):
+        data = tmp_path / f"{number}.parquet"
+        pl.DataFrame({"length": lengths}).write_parquet(data)
+        shards.append(str(tmp_path / f"{number}.json"))
+        assert main(["profile", str(data), "--max-length", "50", "--save", shards[-1]]) == 0
+    capsys.readouterr()
+    assert main(["profile", *shards, "--json"]) == 0
+    merged = json.loads(capsys.readouterr().out)
+    assert main(["profile", str(tmp_path), "--max-length", "50", "--json"]) == 0
+    assert merged == json.loads(capsys.readouterr().out)
+    assert main(["profile", *shards, "--max-length", "60"]) == 2
+    assert "was made with max_length 50, not 60" in capsys.readouterr().err
+    (tmp_path / "other.json").write_text("{}x")
+    assert main(["profile", str(tmp_path / "other.json")]) == 2
+    assert "holds no saved profile" in capsys.readouterr().err
