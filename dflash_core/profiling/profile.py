@@ -166,7 +166,8 @@ class LengthProfile(FrozenModel):
     @property
     def truncation_spike(self) -> TruncationSpike | None:
         """The pile of samples at exactly the maximum, when it is no part of the tail."""
-        return find_spike(*self._combined())
+        spike = find_spike(*self._combined())
+        return None if spike is None or spike.count < 2 else spike
 
     def quantile(self, q: float) -> int:
         """Return the smallest length that at least a share ``q`` of the samples does not exceed.

@@ -200,8 +200,8 @@ def _measures(
         raise DataError(f"{file} is damaged: {_first_line(error)}") from None
     tokens = _list_of(schema, names.tokens)
     column = names.length
-    if column not in schema and tokens is None and len(schema) == 1:
-        column = next(iter(schema))  # a file of nothing but lengths
+    if column not in schema and len(schema) == 1 and schema.dtypes()[0].is_numeric():
+        (column,) = schema  # a file of nothing but lengths
     if column in schema:
         length = _whole(frame, column, schema[column], file)
     elif tokens is not None:

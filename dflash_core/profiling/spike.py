@@ -25,8 +25,8 @@ class TruncationSpike(FrozenModel):
 def find_spike(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> TruncationSpike | None:
     """Return the pile at the maximum, when it is no part of the tail.
 
-    At least 1 % of the samples and more than one sit exactly there, ten times what the average
-    length of the upper half of the range holds.
+    At least 1 % of the samples sit exactly there, ten times what the average length of the upper
+    half of the range holds.
 
     Args:
         lengths: Distinct lengths in tokens, increasing, shape ``(num_distinct,)``.
@@ -43,6 +43,6 @@ def find_spike(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> Truncat
     tail = int(counts[(lengths > middle) & (lengths < top)].sum())
     density = tail / max(top - 1 - middle, 1)
     share = count / int(counts.sum())
-    if count < 2 or share < SPIKE_SHARE or count < SPIKE_RATIO * density:
+    if share < SPIKE_SHARE or count < SPIKE_RATIO * density:
         return None
     return TruncationSpike(length=top, count=count, share=share)
