@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_core.artifacts import atomic_write, new_artifact
-from dflash_core.bucketing.config import EdgeGrid, EdgeObjective
+from dflash_core.bucketing.config import EdgeGrid, EdgeObjective, ShapeCost
 from dflash_core.errors import ConfigError
 from dflash_core.planning import (
     STRATEGIES,
@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(EdgeObjective),
         default=DEFAULTS.edge_objective,
         help=f"what fitted edges minimise (default {DEFAULTS.edge_objective})",
+    )
+    parser.add_argument(
+        "--edge-cost",
+        type=_cost,
+        default=DEFAULTS.edge_cost,
+        metavar="C,S,L",
+        help="objective cost: of a micro-batch, a slot, and a slot for each token of its row",
     )
     parser.add_argument(
         "--edge-grid",
@@ -135,6 +142,16 @@ def _edges(text: str) -> tuple[int, ...]:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"'{text}' is no list of whole numbers; give edges like 512,1024"
+        ) from None
+
+
+def _cost(text: str) -> ShapeCost:
+    try:
+        values = dict(zip(ShapeCost.model_fields, map(float, text.split(",")), strict=True))
+        return ShapeCost.model_validate(values)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no list of three costs of at least 0; give them like 0.01,2e-5,7e-9"
         ) from None
 
 

@@ -102,16 +102,17 @@ def test_a_folder_with_other_things_is_not_replaced(lengths, tmp_path, capsys):
     assert np.load(lengths).size == 300
 
 
-def test_edges_that_are_no_numbers_are_named(lengths, capsys):
+@pytest.mark.parametrize("option", ["--edges", "--edge-cost"])
+def test_lists_that_are_no_numbers_are_named(lengths, capsys, option):
     with pytest.raises(SystemExit, match="2"):
-        main(["plan", lengths, "--edges", "100,a"])
-    assert "'100,a' is no list of whole numbers; give edges like" in capsys.readouterr().err
+        main(["plan", lengths, option, "100,a"])
+    assert "'100,a' is no list of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ["--edge-objective", "cost"],
+        ["--edge-objective", "cost", "--edge-cost", "0.01,2e-5,7e-9"],
         ["--edge-objective", "batch_maximum"],
         ["--edge-grid", "harmonic", "--pad-to", "edge"],
         ["--multiple-of", "64", "--pad-to", "edge"],
