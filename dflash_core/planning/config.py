@@ -27,7 +27,7 @@ class BatchingConfig(FrozenModel):
     """Most anchors in one micro-batch; unlimited when not given."""
     max_samples: int | None = Field(default=None, ge=1)
     """Most samples in one micro-batch; unlimited when not given."""
-    micro_batches_per_step: int = Field(default=8, ge=1)
+    micro_batches_per_step: int = Field(default=8, ge=1, le=2**20)
     """Micro-batches of one optimizer step over all ranks."""
     mixing: Mixing = "diverse"
     """How micro-batches are spread over steps and ranks."""

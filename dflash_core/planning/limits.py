@@ -10,6 +10,7 @@ from dflash_core.profiling import Screened
 
 __all__ = [
     "budgeted_anchors",
+    "check_places",
     "check_population",
     "check_sums",
     "longest_allowed",
@@ -57,6 +58,16 @@ def check_population(
         raise PlanError(
             f"{count} samples leave some of {world_size} ranks idle in every step; lower the "
             "number of ranks or set batching.tail to 'partial' or 'repeat'"
+        )
+
+
+def check_places(num_steps: int, world_size: int, config: BatchingConfig) -> None:
+    """Refuse a layout that is nearly all idle slots, and too large for memory."""
+    slots = -(-config.micro_batches_per_step // world_size) * world_size
+    if num_steps * slots >= 2**31:
+        raise PlanError(
+            f"{num_steps:,} steps of {slots:,} slots on {world_size:,} ranks exceed 2,147,483,647 "
+            "places; lower the number of ranks or batching.micro_batches_per_step"
         )
 
 

@@ -15,6 +15,7 @@ from dflash_core.planning.epoch_plan import EpochPlan
 from dflash_core.planning.identity import PlanIdentity
 from dflash_core.planning.limits import (
     budgeted_anchors,
+    check_places,
     check_population,
     check_sums,
     longest_allowed,
@@ -176,6 +177,7 @@ def mix_epoch(
         keep[short] = False
         batches, sums, full = batches.keep(keep), sums[:, keep], (np.cumsum(keep) - 1)[full]
         short = short[:0]
+    check_places(full.shape[0] + bool(short.size), world_size, config)
     steps, weights = _steps(full, short, config)
     real_tokens, batch_anchors, supervised_tokens = sums
     check_sums(

@@ -17,7 +17,7 @@ from dflash_core.config import FrozenModel
 from dflash_core.errors import DataError
 from dflash_core.profiling.counting import profile_of_counts
 from dflash_core.profiling.profile import LengthProfile
-from dflash_core.profiling.screening import ABSURD_LENGTH, Oversize
+from dflash_core.profiling.screening import ABSURD_LENGTH, Oversize, check_max_length
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,9 +66,11 @@ def profile_data(
         columns: Names of the columns.
 
     Raises:
+        ConfigError: ``max_length`` leaves no length.
         DataError: No such file, an unknown suffix, no usable column, a damaged file, or a bad
             length under ``error``.
     """
+    check_max_length(max_length)
     names = TokenColumns() if columns is None else columns
     given = [Path(path) for path in paths]
     saved = [path for path in given if path.suffix == PROFILE_SUFFIX and path.is_file()]
@@ -200,7 +202,8 @@ def _measures(
         raise DataError(f"{file} is damaged: {_first_line(error)}") from None
     tokens = _list_of(schema, names.tokens)
     column = names.length
-    if column not in schema and len(schema) == 1 and schema.dtypes()[0].is_numeric():
+    unnamed = column == TokenColumns().length and column not in schema and len(schema) == 1
+    if unnamed and schema.dtypes()[0].is_numeric():
         (column,) = schema  # a file of nothing but lengths
     if column in schema:
         length = _whole(frame, column, schema[column], file)

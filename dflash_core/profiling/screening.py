@@ -6,9 +6,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dflash_core.errors import DataError
+from dflash_core.errors import ConfigError, DataError
 
-__all__ = ["ABSURD_LENGTH", "BAD_KINDS", "Oversize", "Screened", "screen_lengths"]
+__all__ = [
+    "ABSURD_LENGTH",
+    "BAD_KINDS",
+    "Oversize",
+    "Screened",
+    "check_max_length",
+    "screen_lengths",
+]
 
 ABSURD_LENGTH = 2**31 - 1
 """No sample has this many tokens: such values are sentinels."""
@@ -69,12 +76,14 @@ def screen_lengths(
         setting: Name of the setting behind ``max_length``, for the error text.
 
     Raises:
+        ConfigError: ``max_length`` leaves no length.
         DataError: Not a list of whole numbers, or a bad length under ``error``.
 
     Example:
         >>> screen_lengths([3, 0, 9], max_length=5, oversize="truncate").lengths
         array([3, 5], dtype=int32)
     """
+    check_max_length(max_length)
     values, missing = _whole_numbers(lengths)
     if missing is None and values.size and _all_usable(values, max_length):
         return Screened(values.astype(np.int32), None, dict.fromkeys(BAD_KINDS, 0), 0, 0)
@@ -97,6 +106,12 @@ def screen_lengths(
         num_dropped=int(values.size - kept.size),
         num_truncated=bad["oversize"] if oversize == "truncate" else 0,
     )
+
+
+def check_max_length(max_length: int | None) -> None:
+    """Refuse a maximum that no sample can have."""
+    if max_length is not None and max_length < 1:
+        raise ConfigError(f"max_length is {max_length:,}; give at least 1")
 
 
 def _whole_numbers(lengths: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:

@@ -163,25 +163,23 @@ def _strategies(text: str) -> list[str]:
 
 
 def _show(reports: list[StrategyReport], comparison: dict[str, object]) -> None:
-    mixings = list(dict.fromkeys(report.mixing for report in reports))
-    title = (
-        f"{comparison['num_samples']:,} samples, {comparison['total_tokens']:,} tokens, "
-        f"budget {comparison['token_budget']:,}, mixing {', '.join(mixings)}"
-    )
-    # Short enough for 80 columns with one mixing.
-    names = ["effi-\nciency", "micro-\nbatches", "\nsteps", "length\neta2", "step\neta2"]
-    names += ["recur-\nrence", "strag-\ngler", "\nshapes", "plan\ns"]
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("\nstrategy", no_wrap=True)
-    if len(mixings) > 1:
-        table.add_column("\nmixing", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right")
-    for report in reports:
-        mixing = [report.mixing] if len(mixings) > 1 else []
-        table.add_row(report.name, *mixing, *_figures(report))
     console = Console(highlight=False)
-    console.print(table)
+    for mixing in dict.fromkeys(report.mixing for report in reports):
+        title = (
+            f"{comparison['num_samples']:,} samples, {comparison['total_tokens']:,} tokens, "
+            f"budget {comparison['token_budget']:,}, mixing {mixing}"
+        )
+        # Short enough for 80 columns.
+        names = ["effi-\nciency", "micro-\nbatches", "\nsteps", "length\neta2", "step\neta2"]
+        names += ["recur-\nrence", "strag-\ngler", "\nshapes", "plan\ns"]
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("\nstrategy", no_wrap=True)
+        for name in names:
+            table.add_column(name, justify="right")
+        for report in reports:
+            if report.mixing == mixing:
+                table.add_row(report.name, *_figures(report))
+        console.print(table)
     floors = reports[0].diversity
     console.print(
         "eta2 is the share of length variance between micro-batches or steps: 1 is one length "

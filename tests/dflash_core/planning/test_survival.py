@@ -289,7 +289,7 @@ def test_no_given_edges_means_fitted_ones():
     assert plan_of([5, 9], "bucketed", edges=None).padding_efficiency == 1
 
 
-def test_many_small_groups_outgrow_the_first_guess_of_their_number():
-    lengths = [1] * 2_000
-    plan = plan_of(lengths, "bucketed", max_samples=1, edges=(1, 2))
-    assert plan.num_micro_batches == 2_000
+@pytest.mark.parametrize("count", [261, 2_000])  # 260 are guessed: the very last, or one within
+def test_many_small_groups_outgrow_the_first_guess_of_their_number(count):
+    plan = plan_of([1] * count, "sorted", max_samples=1, token_budget=10_000)
+    assert plan.num_micro_batches == count

@@ -49,6 +49,21 @@ def test_the_stream_format_of_saved_datasets_is_read_batch_by_batch(tmp_path):
         profile_data([path])
 
 
+def test_a_column_of_nothing_but_nulls_has_no_lengths(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"length": null}\n{"length": null}\n')
+    assert profile_data([path]).bad["null"] == 2
+
+
+def test_damage_inside_a_file_is_told_too(tmp_path):
+    path = write(tmp_path / "data.parquet", pl.DataFrame({"length": range(1, 9_000)}))
+    data = bytearray(path.read_bytes())
+    data[4:200] = b"\xff" * 196  # the first page; the footer is whole
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="is damaged"):
+        profile_data([path])
+
+
 def test_lists_of_fixed_size_are_lists_too(tmp_path):
     schema = {"input_ids": pl.Array(pl.Int32, 3), "loss_mask": pl.Array(pl.UInt8, 3)}
     frame = pl.DataFrame({"input_ids": [[1, 2, 3]], "loss_mask": [[0, 1, 1]]}, schema=schema)

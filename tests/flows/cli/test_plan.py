@@ -38,9 +38,10 @@ def test_programs_read_one_object_of_known_keys_and_on_request_every_measure(len
 
 
 def test_people_read_a_table_of_every_strategy(lengths, capsys):
-    assert main(["plan", lengths, "--token-budget", "1000"]) == 0
+    assert main(["plan", lengths, "--token-budget", "1000", "--mixing", "all"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("sorted", "random", "bucketed", "pooled", "packed"))
+    assert shown.count("mixing ") == shown.count("ciency  batches") == 3
     assert "try a lower --pool-size" in " ".join(shown.split())
 
 
@@ -84,6 +85,8 @@ def test_lengths_and_supervised_tokens_come_from_token_data(tmp_path, capsys):
         (["--token-budget", "100"], "batching.token_budget"),
         (["--token-budget", "0"], "token_budget"),
         (["--seed", "-1"], "seed is -1"),
+        (["--world-size", "99999999999"], "places; lower the number of ranks"),
+        (["--micro-batches-per-step", "9999999"], "micro_batches_per_step"),
         (["--edges", "9,5", "--strategies", "bucketed"], "edges"),
         (["--save", __file__, "--strategies", "sorted"], "is a file"),
     ],
@@ -137,6 +140,8 @@ def test_a_file_of_nothing_but_lengths_needs_no_column_name(tmp_path, capsys):
     assert main(words) == 2
     assert "name its columns with --length-column" in capsys.readouterr().err
     assert main([*words, "--length-column", "n"]) == 0
+    pl.DataFrame({"n": [5, 9, 3]}).write_parquet(path)
+    assert main([*words, "--length-column", "other"]) == 2
 
 
 SURVIVAL = {

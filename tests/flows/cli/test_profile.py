@@ -32,6 +32,8 @@ def test_a_profile_of_nothing_usable_still_reports(tmp_path, capsys):
 def test_a_missing_file_exits_with_2(tmp_path, capsys):
     assert main(["profile", str(tmp_path / "absent.parquet")]) == 2
     assert "does not exist" in capsys.readouterr().err
+    assert main(["profile", str(tmp_path), "--max-length", "0"]) == 2
+    assert "max_length is 0; give at least 1" in capsys.readouterr().err
 
 
 def test_saved_profiles_of_shards_merge_to_the_profile_of_everything(tmp_path, capsys):
