@@ -24,6 +24,7 @@ __all__ = [
     "FileEntry",
     "Manifest",
     "atomic_write",
+    "check_replaceable",
     "content_digest",
     "core_digest",
     "new_artifact",
@@ -107,7 +108,7 @@ def new_artifact(
     """Give a scratch directory that becomes the artifact ``path`` when the block succeeds.
 
     Args:
-        path: Final directory; an artifact of the same kind there is replaced.
+        path: Final directory; an existing artifact there is replaced.
         kind: What it is, checked by `read_manifest`.
         format_version: Version of its layout, checked by `read_manifest`.
         metadata: JSON-able values for the manifest; entries may be added inside the block.
@@ -116,9 +117,9 @@ def new_artifact(
         The scratch directory, beside ``path`` on the same file system; removed on any error.
 
     Raises:
-        ArtifactError: ``path`` holds something else, which is left as it is.
+        ArtifactError: As `check_replaceable`.
     """
-    _check_replaceable(path, kind)
+    check_replaceable(path, kind=kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
@@ -129,6 +130,20 @@ def new_artifact(
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def check_replaceable(path: Path, *, kind: str) -> None:
+    """Refuse to write an artifact where something else stands.
+
+    Raises:
+        ArtifactError: ``path`` is a file, or a folder with files and without a manifest.
+    """
+    replaceable = path.is_dir() and ((path / MANIFEST_NAME).is_file() or _is_empty(path))
+    if path.exists() and not replaceable:
+        raise ArtifactError(
+            f"{path} is there and is no {kind}, so it is not replaced; give another folder for the "
+            f"{kind} or remove it"
+        )
 
 
 def read_manifest(path: Path, *, kind: str, format_version: int) -> Manifest:
@@ -178,21 +193,6 @@ def verify_artifact(path: Path, manifest: Manifest) -> None:
             )
 
 
-def _check_replaceable(path: Path, kind: str) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    try:
-        found = Manifest.model_validate_json((path / MANIFEST_NAME).read_bytes()).kind
-    except (OSError, ValidationError):
-        found = None
-    if found != kind:
-        what = "is a file" if path.is_file() else "holds other files"
-        raise ArtifactError(
-            f"{path} {what if found is None else f'holds a {found}'}, which a {kind} would "
-            "replace; name another folder"
-        )
-
-
 def _write_manifest(
     directory: Path, kind: str, format_version: int, metadata: dict[str, Any]
 ) -> None:
@@ -224,6 +224,10 @@ def _replace_directory(scratch: Path, path: Path) -> None:
     _fsync_directory(path.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_empty(directory: Path) -> bool:
+    return next(directory.iterdir(), None) is None
 
 
 def _file_sha256(file: Path) -> str:

@@ -88,7 +88,7 @@ def test_lengths_and_supervised_tokens_come_from_token_data(tmp_path, capsys):
         (["--world-size", "99999999999"], "places; lower the number of ranks"),
         (["--micro-batches-per-step", "9999999"], "micro_batches_per_step"),
         (["--edges", "9,5", "--strategies", "bucketed"], "edges"),
-        (["--save", __file__, "--strategies", "sorted"], "is a file"),
+        (["--save", __file__, "--strategies", "sorted"], "is there and is no plan-comparison"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_sentence(lengths, capsys, words, sentence):
@@ -101,7 +101,7 @@ def test_bad_input_exits_with_2_and_one_sentence(lengths, capsys, words, sentenc
 def test_a_folder_with_other_things_is_not_replaced(lengths, tmp_path, capsys):
     words = ["plan", lengths, "--token-budget", "1000", "--strategies", "sorted", "--save"]
     assert main([*words, str(tmp_path)]) == 2
-    assert "holds other files, which a plan-comparison would replace" in capsys.readouterr().err
+    assert "is there and is no plan-comparison, so it is not replaced" in capsys.readouterr().err
     assert np.load(lengths).size == 300
 
 
