@@ -103,6 +103,11 @@ def test_a_folder_with_other_things_is_not_replaced(lengths, tmp_path, capsys):
     assert main([*words, str(tmp_path)]) == 2
     assert "is there and is no plan-comparison, so it is not replaced" in capsys.readouterr().err
     assert np.load(lengths).size == 300
+    (store := tmp_path / "store").mkdir()
+    files = {"kind": "token-store", "format_version": 1, "content_hash": "", "files": {}}
+    (store / "manifest.json").write_text(json.dumps(files))
+    assert main([*words, str(store)]) == 2
+    assert "holds a token-store, not a plan-comparison" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--edges", "--edge-cost"])
