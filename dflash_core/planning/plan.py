@@ -144,7 +144,7 @@ def mix_epoch(
         world_size: As for `plan_epoch`.
         cost: As for `plan_epoch`.
     """
-    batches, sums, screened = composition.batches, composition.sums, composition.screened
+    screened = composition.screened
     identity = PlanIdentity(
         lengths=screened.lengths,
         kept=screened.kept,
@@ -155,28 +155,7 @@ def mix_epoch(
         world_size=world_size,
         cost=PlanCost() if cost is None else cost,
     )
-    full, short = mix_steps(
-        config.mixing,
-        num_samples=batches.num_samples,
-        real_tokens=sums[0],
-        padded_lengths=batches.padded_lengths,
-        micro_batches_per_step=config.micro_batches_per_step,
-        rng=random_stream(identity.seed, identity.epoch, MIX),
-    )
-    dropped = {
-        kind: count for kind, count in screened.bad.items() if count and _drops(kind, config)
-    }
-    if short.size and config.tail == "drop":
-        if not full.size:
-            raise PlanError(
-                f"{short.size} micro-batches fill no step of {config.micro_batches_per_step}; "
-                "lower batching.micro_batches_per_step or set batching.tail to 'partial'"
-            )
-        dropped["tail"] = int(batches.num_samples[short].sum())
-        keep = np.ones(batches.padded_lengths.size, dtype=np.bool_)
-        keep[short] = False
-        batches, sums, full = batches.keep(keep), sums[:, keep], (np.cumsum(keep) - 1)[full]
-        short = short[:0]
+    batches, sums, full, short, dropped = _into_steps(composition, config)
     check_places(full.shape[0] + bool(short.size), world_size, config)
     steps, weights = _steps(full, short, config)
     real_tokens, batch_anchors, supervised_tokens = sums
@@ -214,6 +193,36 @@ def mix_epoch(
         num_repeats=int(np.count_nonzero(weights == 0) - np.count_nonzero(steps < 0)),
         identity=identity,
     )
+
+
+def _into_steps(
+    composition: Composition, config: BatchingConfig
+) -> tuple[Batches, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], dict[str, int]]:
+    """Return micro-batches and their sums, full steps, the short one, and drops by reason."""
+    batches, sums, screened = composition.batches, composition.sums, composition.screened
+    full, short = mix_steps(
+        config.mixing,
+        num_samples=batches.num_samples,
+        real_tokens=sums[0],
+        padded_lengths=batches.padded_lengths,
+        micro_batches_per_step=config.micro_batches_per_step,
+        rng=random_stream(composition.seed, composition.epoch, MIX),
+    )
+    dropped = {
+        kind: count for kind, count in screened.bad.items() if count and _drops(kind, config)
+    }
+    if short.size and config.tail == "drop":
+        if not full.size:
+            raise PlanError(
+                f"{short.size} micro-batches fill no step of {config.micro_batches_per_step}; "
+                "lower batching.micro_batches_per_step or set batching.tail to 'partial'"
+            )
+        dropped["tail"] = int(batches.num_samples[short].sum())
+        keep = np.ones(batches.padded_lengths.size, dtype=np.bool_)
+        keep[short] = False
+        batches, sums, full = batches.keep(keep), sums[:, keep], (np.cumsum(keep) - 1)[full]
+        short = short[:0]
+    return batches, sums, full, short, dropped
 
 
 def _assign(
