@@ -87,7 +87,7 @@ def make_batch(rows: int, length: int, prompt: int, anchors: int) -> DraftBatch:
 
 def measure(model: DraftModel, head_VD: Tensor, batch: DraftBatch, repeats: int) -> dict:
     """Interleave the three and take medians, so that the machine's other load meets all alike."""
-    features = torch.randn(*batch.input_ids_BT.shape, SPEC.feature_size)
+    features = torch.randn(len(batch.context_index_M), SPEC.feature_size)
 
     def step() -> None:
         model.zero_grad()

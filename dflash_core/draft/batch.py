@@ -1,8 +1,9 @@
 """A micro-batch as the drafter sees it: rows of documents, anchors, their contexts and labels.
 
 Everything is index arithmetic on the host, once, before any device is involved. Contexts are
-ragged: of each document only the tokens before its last anchor are kept, so padding, whatever
-follows the last anchor and the other documents of a packed row cost the drafter nothing.
+ragged: of each document only the tokens before its last anchor are kept (for distillation those
+before its last scored slot), so padding, whatever follows and the other documents of a packed row
+cost the drafter nothing.
 
 Legend: B rows, T row slots, M context tokens kept, N anchors, K block size.
 """
@@ -36,7 +37,7 @@ class DraftBatch:
         anchor_columns_N: Slot of each anchor in its row.
         anchor_positions_N: Position of each anchor in its document.
         anchor_documents_N: Document of each anchor.
-        context_index_M: Kept context tokens, as indices into the flattened rows.
+        context_index_M: Kept tokens, as indices into the flattened rows.
         context_positions_M: Their positions in their documents.
         context_starts_N: First kept context token of each anchor's document, an index into M.
         labels_NK: Tokens that the slots stand for; slot 0 is the anchor itself.
@@ -104,6 +105,7 @@ def collate(
     anchors: AnchorConfig,
     seed: int,
     epoch: int,
+    distils: bool = False,
 ) -> DraftBatch:
     """Lay samples out as a micro-batch and draw their anchors.
 
@@ -115,6 +117,8 @@ def collate(
         anchors: How many anchors a document gets.
         seed: Seed of the run.
         epoch: Epoch, counted from 0.
+        distils: Whether tokens are kept up to the last scored slot, for the loss that needs what
+            the target says after each of them.
 
     Raises:
         DataError: A row does not fit, or a sample holds the mask token.
@@ -139,7 +143,9 @@ def collate(
             positions = sample_anchors(
                 sample.loss_mask, sample.sample_id, seed=seed, epoch=epoch, config=anchors
             )
-            document = _lay_out(sample, positions, row, column, padded_length, kept, block_size)
+            document = _lay_out(
+                sample, positions, row, column, padded_length, kept, block_size, distils
+            )
             kept += document.num_context
             supervised += int(np.count_nonzero(sample.loss_mask))
             documents.append(document)
@@ -186,13 +192,16 @@ def _lay_out(
     padded_length: int,
     kept_start: int,
     block_size: int,
+    distils: bool,
 ) -> _Document:
     length = len(sample.input_ids)
     slots = positions[:, None] + np.arange(block_size)
     inside = np.minimum(slots, length - 1)
-    # An anchor at position 0 has no context; one token is kept so that no gather is empty.
-    num_context = max(int(positions[-1]), 1) if len(positions) else 0
     valid = (slots < _run_ends(sample.loss_mask)[positions][:, None]) & (slots > slots[:, :1])
+    num_context = 0
+    if len(positions):
+        # An anchor at position 0 has no context; one token is kept so that no gather is empty.
+        num_context = int(slots[valid].max()) if distils else max(int(positions[-1]), 1)
     return _Document(
         positions=positions,
         row=row,

@@ -51,3 +51,8 @@ class LossConfig(FrozenModel):
     """Attention in training: SDPA over slices of like context, or FlexAttention (for GPUs)."""
     chunk_anchors: int = Field(default=32, ge=1)
     """Anchors whose logits are in memory at the same time."""
+
+    @property
+    def distils(self) -> bool:
+        """Whether the target's final hidden state is one more feature of every token."""
+        return self.kind == "forward_kl"

@@ -96,7 +96,7 @@ def decay_gamma(block_size: int, config: LossConfig) -> float:
 def draft_hidden(
     model: DraftModel,
     embedding_VD: Tensor,
-    features_BTF: Tensor,
+    features_MF: Tensor,
     batch: DraftBatch,
     attend: Attend | None = None,
 ) -> Tensor:
@@ -105,58 +105,58 @@ def draft_hidden(
     Args:
         model: The drafter.
         embedding_VD: The target's embedding rows.
-        features_BTF: Captured target features of the batch's rows.
+        features_MF: Captured target features of the batch's kept tokens.
         batch: The micro-batch, with at least one anchor.
         attend: Attention over context and block; sliced SDPA when not given.
     """
     slots_K = torch.arange(model.spec.block_size, device=batch.labels_NK.device)
-    features_MF = features_BTF.flatten(0, 1)[batch.context_index_M].to(model.fc.weight.dtype)
     return model(
         model.noise(batch.labels_NK[:, 0], embedding_VD),
         batch.anchor_positions_N[:, None] + slots_K,
-        model.context(features_MF, batch.context_positions_M),
+        model.context(features_MF.to(model.fc.weight.dtype), batch.context_positions_M),
         attend or SlicedAttention(batch, model.spec),
     )
 
 
 def draft_loss(
     model: DraftModel,
-    features_BTF: Tensor,
+    features_MF: Tensor,
     batch: DraftBatch,
     config: LossConfig,
     *,
     embedding_VD: Tensor,
     head_VD: Tensor,
-    final_hidden_BTD: Tensor | None = None,
 ) -> DraftLoss:
     """Run the drafter on a micro-batch and sum its loss.
 
     Args:
         model: The drafter.
-        features_BTF: Captured target features of the batch's rows.
+        features_MF: Captured target features of the batch's kept tokens; for distillation what
+            the target's head reads stands behind them, D more columns.
         batch: The micro-batch; without anchors the loss is 0 with zero gradients.
         config: Kind of loss and its constants.
         embedding_VD: The target's embedding rows.
         head_VD: The target's head; a reduced draft vocabulary reads its own rows of it.
-        final_hidden_BTD: What the target's head reads, for distillation.
 
     Raises:
-        ConfigError: Distillation without the target's final hidden states, or FlexAttention on a
-            CPU.
+        ConfigError: Features of another width than the loss needs, or FlexAttention on a CPU.
     """
-    if config.kind == "forward_kl" and final_hidden_BTD is None:
-        raise ConfigError("loss.kind 'forward_kl' needs the target's final hidden states")
-    if config.attention == "flex" and not features_BTF.is_cuda:
+    width, extra = model.spec.feature_size, config.distils * model.spec.hidden_size
+    if features_MF.shape[1] != width + extra:
+        raise ConfigError(
+            f"features are {features_MF.shape[1]} wide and loss.kind '{config.kind}' needs {width} "
+            f"of the captured layers and {extra} of the final hidden state; set loss.kind to what "
+            "the features were captured for"
+        )
+    if config.attention == "flex" and not features_MF.is_cuda:
         raise ConfigError(
             "loss.attention 'flex' has no gradient on a CPU; set loss.attention to 'sliced'"
         )
     if batch.num_anchors == 0:
         return _nothing(model, batch)
     attend = FlexAttention(batch, model.spec) if config.attention == "flex" else None
-    hidden_NKD = draft_hidden(model, embedding_VD, features_BTF, batch, attend)
-    teacher_NKD = None
-    if config.kind == "forward_kl" and final_hidden_BTD is not None:
-        teacher_NKD = _teacher(model, batch, final_hidden_BTD)
+    hidden_NKD = draft_hidden(model, embedding_VD, features_MF[:, :width], batch, attend)
+    teacher_NKD = _teacher(batch, features_MF[:, width:]) if config.distils else None
     labels_NK, scored_NK = _draft_labels(model, batch)
     head = model.head_weight(head_VD)
     outputs: Any = _ChunkedLoss.apply(
@@ -183,12 +183,12 @@ def _draft_labels(model: DraftModel, batch: DraftBatch) -> tuple[Tensor, Tensor]
     return rows, batch.valid_NK & (ids[rows] == batch.labels_NK)
 
 
-def _teacher(model: DraftModel, batch: DraftBatch, final_hidden_BTD: Tensor) -> Tensor:
+def _teacher(batch: DraftBatch, final_hidden_MD: Tensor) -> Tensor:
     """Return what the target's head reads to predict each slot, shape (N, K, D)."""
-    anchors_N = batch.anchor_rows_N * final_hidden_BTD.shape[1] + batch.anchor_columns_N
-    before_K = torch.arange(-1, model.spec.block_size - 1, device=anchors_N.device)
+    anchors_N = batch.context_starts_N + batch.anchor_positions_N
+    before_K = torch.arange(-1, batch.labels_NK.shape[1] - 1, device=anchors_N.device)
     index_NK = torch.where(batch.valid_NK, anchors_N[:, None] + before_K, anchors_N[:, None])
-    return final_hidden_BTD.flatten(0, 1)[index_NK]
+    return final_hidden_MD[index_NK]
 
 
 def _nothing(model: DraftModel, batch: DraftBatch) -> DraftLoss:

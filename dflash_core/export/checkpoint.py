@@ -4,13 +4,15 @@ from pathlib import Path
 
 import torch
 
-from dflash_core.artifacts import read_manifest
+from dflash_core.artifacts import MANIFEST_NAME, read_manifest
 from dflash_core.draft.build import draft_spec
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError
+from dflash_core.export.write import DRAFTER_KIND, DRAFTER_VERSION
 from dflash_core.export.zlab import CONFIG_NAME, check_tensors, load_drafter
 from dflash_core.target.loading import load_target
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.draft_vocabulary import read_draft_vocabulary
 
 __all__ = ["load_checkpoint_drafter"]
 
@@ -29,10 +31,9 @@ def load_checkpoint_drafter(path: Path) -> DraftModel:
     """
     if not path.is_dir():
         raise DraftError(f"there is no folder {path}; name a drafter, a run or a checkpoint")
-    if (path / CONFIG_NAME).is_file():
-        return load_drafter(path)
-    if (path / "drafter" / CONFIG_NAME).is_file():
-        return load_drafter(path / "drafter")
+    for folder in (path, path / "drafter"):
+        if (folder / CONFIG_NAME).is_file():
+            return _as_trained(folder)
     job_file = path.parent.parent / "job.json"
     if not (path / STATE_NAME).is_file() or not job_file.is_file():
         raise DraftError(
@@ -43,8 +44,23 @@ def load_checkpoint_drafter(path: Path) -> DraftModel:
     job = TrainingJob.model_validate_json(job_file.read_bytes())
     if job.training.objective != "draft":
         raise DraftError(f"{path} is a checkpoint of the target, not of a drafter")
-    model = DraftModel(draft_spec(job.draft, load_target(job.target)))
+    spec = draft_spec(job.draft, load_target(job.target, layers=False))
+    ids = None if spec.draft_vocab_size is None else read_draft_vocabulary(path.parent.parent)
+    model = DraftModel(spec, None if ids is None else torch.from_numpy(ids))
     tensors = torch.load(path / STATE_NAME, map_location="cpu", weights_only=True)["module"]
     check_tensors(path, tensors, {k: v.shape for k, v in model.state_dict().items()})
     model.load_state_dict(tensors)
     return model.eval()
+
+
+def _as_trained(folder: Path) -> DraftModel:
+    """Load a z-lab folder with the reduced vocabulary that only its manifest can name."""
+    drafter = load_drafter(folder)
+    if not (folder / MANIFEST_NAME).is_file():
+        return drafter
+    manifest = read_manifest(folder, kind=DRAFTER_KIND, format_version=DRAFTER_VERSION)
+    ids = manifest.metadata.get("draft_token_ids")
+    if ids is not None:
+        drafter.spec = drafter.spec.model_copy(update={"draft_vocab_size": len(ids)})
+        drafter.draft_token_ids = torch.tensor(ids)
+    return drafter

@@ -79,6 +79,8 @@ class Target:
         input_ids_BT: Tensor,
         attention_mask_BT: Tensor | None = None,
         position_ids_BT: Tensor | None = None,
+        *,
+        final_hidden: bool = False,
     ) -> Tensor:
         """Return the outputs of the captured layers side by side, shape (B, T, F).
 
@@ -89,25 +91,28 @@ class Target:
             attention_mask_BT: True on real tokens; all when not given.
             position_ids_BT: Positions; counted from 0 in each row when not given. Without a mask,
                 a position that begins anew ends a document: tokens see their own document only.
+            final_hidden: Run all layers and put what the head reads behind, D more columns.
         """
-        with self._listening() as heard, suppress(_Heard):
-            self.decoder(
+        found: list[Tensor] = []
+        with self._listening(whole=final_hidden) as heard, suppress(_Heard):
+            output = self.decoder(
                 input_ids=input_ids_BT,
                 attention_mask=None if attention_mask_BT is None else attention_mask_BT.long(),
                 position_ids=position_ids_BT,
                 use_cache=False,
             )
-        return torch.cat([heard[layer] for layer in self.layer_ids], dim=-1)
+            found.append(output.last_hidden_state)
+        return torch.cat([*(heard[layer] for layer in self.layer_ids), *found], dim=-1)
 
     @contextmanager
-    def _listening(self) -> Iterator[dict[int, Tensor]]:
+    def _listening(self, *, whole: bool) -> Iterator[dict[int, Tensor]]:
         heard: dict[int, Tensor] = {}
         last = max(self.layer_ids)
 
         def listen(layer: int) -> Any:
             def hook(module: nn.Module, arguments: Any, output: Any) -> None:
                 heard[layer] = output[0] if isinstance(output, tuple) else output
-                if layer == last:
+                if layer == last and not whole:
                     raise _Heard
 
             return hook

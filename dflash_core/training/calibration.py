@@ -33,7 +33,7 @@ from dflash_core.throughput import CostModel, Fingerprint, Measurement, fit_role
 from dflash_core.training.calibration_shapes import Shape, calibration_shapes
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective
-from dflash_core.training.features import OnlineFeatures, timed
+from dflash_core.training.features import OnlineFeatures, feature_shape, timed
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.ranks import Ranks, join_ranks
@@ -130,7 +130,7 @@ class _Bench:
         self._store = TokenStore.open(job.store)
         target = load_for_ranks(job.target, ranks)
         self._objective = DraftObjective(job, target, self._store, None)
-        self._source = OnlineFeatures(target, packed=False)
+        self._source = OnlineFeatures(target, packed=False, final_hidden=job.loss.distils)
         self._gradients = FlatGradients(list(self._objective.module.parameters()))
         rule = job.batching.anchors
         fewer = {
@@ -145,8 +145,7 @@ class _Bench:
             ),
         }
         self.block_size = self._objective.drafter.spec.block_size
-        self.dtype = target.input_embeddings.weight.dtype
-        self.num_features = len(target.layer_ids) * target.input_embeddings.weight.shape[1]
+        self.num_features, self.dtype = feature_shape(target, job.loss)
 
     def measure(self) -> tuple[list[Measurement], float]:
         """Time rounds of shapes; return the measurements and the jitter between ranks."""

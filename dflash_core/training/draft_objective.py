@@ -1,6 +1,6 @@
 """Train the drafter on the frozen target's features."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from dflash_core.draft import (
     collate,
     draft_loss,
     expected_acceptance,
-    frequent_tokens,
 )
 from dflash_core.draft.loss import DraftLoss
-from dflash_core.errors import ConfigError, DraftError
+from dflash_core.errors import DraftError
 from dflash_core.export import export_drafter, load_drafter
 from dflash_core.target.loading import Target
 from dflash_core.training.composition import NUM_GROUPS
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.draft_vocabulary import draft_vocabulary
 from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_rows
 
 __all__ = ["DraftObjective", "Layout"]
@@ -63,6 +63,7 @@ class Layout:
             anchors=self.job.batching.anchors,
             seed=self.job.training.seed,
             epoch=micro_batch.epoch,
+            distils=self.job.loss.distils,
         )
         return batch.pin_memory() if self.pin else batch
 
@@ -80,11 +81,6 @@ class DraftObjective:
     def __init__(
         self, job: TrainingJob, target: Target, store: TokenStore, heldout: TokenStore | None
     ) -> None:
-        if job.loss.kind == "forward_kl":
-            raise ConfigError(
-                "loss.kind 'forward_kl' needs the target's final hidden state, which this trainer "
-                "does not capture; set loss.kind to 'decayed_ce' or 'dpace'"
-            )
         self.drafter: DraftModel = (
             _new_drafter(job, target, store)
             if job.init_drafter is None
@@ -118,13 +114,11 @@ class DraftObjective:
         """Sum the loss over the micro-batch's anchors and add its gradient."""
         assert isinstance(batch, DraftBatch)
         assert features_MF is not None
-        # Only context tokens are here: they are the rows themselves.
-        index_M = torch.arange(len(features_MF), device=features_MF.device)
         with autocast(self._device, self._precision):
             result = draft_loss(
                 self.drafter,
-                features_MF[None],
-                replace(batch, context_index_M=index_M),
+                features_MF,
+                batch,
                 self._loss,
                 embedding_VD=self._embedding_VD,
                 head_VD=self._head_VD,
@@ -191,21 +185,8 @@ def _outcome(
 
 
 def _new_drafter(job: TrainingJob, target: Target, store: TokenStore) -> DraftModel:
-    size = job.draft.draft_vocab_size
-    ids = None
-    if size is not None:
-        counts_V = store.supervised_token_counts(target.vocab_size)
-        stops = tuple(sorted(_stop_tokens(target)))
-        ids = frequent_tokens(counts_V, size, always=stops)
+    ids = draft_vocabulary(job, target, store)
     return build_drafter(job.draft, target, seed=job.training.seed, draft_token_ids=ids)
-
-
-def _stop_tokens(target: Target) -> set[int]:
-    found: set[int] = set()
-    for source in (target.model.generation_config, target.model.config, target.tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return {int(token) for token in found}
 
 
 def _warm_start(job: TrainingJob, path: Path, target: Target, store: TokenStore) -> DraftModel:

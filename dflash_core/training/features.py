@@ -12,12 +12,20 @@ from torch import Tensor
 
 from dflash_core.draft import eligible_anchors
 from dflash_core.draft.batch import DraftBatch
+from dflash_core.draft.config import LossConfig
 from dflash_core.errors import ConfigError
 from dflash_core.target.loading import Target
 from dflash_core.training.feature_cache import FeatureCache
 from dflash_core.training.objective import MicroBatch
 
-__all__ = ["CachedFeatures", "FeatureSource", "OnlineFeatures", "check_packing", "timed"]
+__all__ = [
+    "CachedFeatures",
+    "FeatureSource",
+    "OnlineFeatures",
+    "check_packing",
+    "feature_shape",
+    "timed",
+]
 
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
@@ -30,28 +38,39 @@ class FeatureSource(Protocol):
         ...
 
 
+def feature_shape(target: Target, loss: LossConfig) -> tuple[int, torch.dtype]:
+    """Return width and type of a token's features: the captured layers, and what the loss adds."""
+    embedding_VD = target.input_embeddings.weight
+    layers = len(target.layer_ids) + loss.distils
+    return layers * embedding_VD.shape[1], embedding_VD.dtype
+
+
 class OnlineFeatures:
     """Runs the target.
 
     Args:
         target: The target.
         packed: Whether rows hold several documents.
+        final_hidden: Whether the loss needs what the target's head reads, too.
 
     Raises:
         ConfigError: The target's tokens see beyond their document in packed rows.
     """
 
-    def __init__(self, target: Target, *, packed: bool) -> None:
+    def __init__(self, target: Target, *, packed: bool, final_hidden: bool = False) -> None:
         if packed:
             check_packing(target)
         self._target = target
         self._packed = packed
+        self._final_hidden = final_hidden
 
     def rows(self, batch: DraftBatch) -> Tensor:
         """Return features of all slots, shape (B, T, F)."""
         positions_BT = batch.position_ids_BT if self._packed else None
         # Right padding is never seen by a real token of a causal model: no mask is needed.
-        return self._target.features(batch.input_ids_BT, position_ids_BT=positions_BT)
+        return self._target.features(
+            batch.input_ids_BT, position_ids_BT=positions_BT, final_hidden=self._final_hidden
+        )
 
     def __call__(self, micro_batch: MicroBatch, batch: DraftBatch) -> Tensor:
         """Return features of the context tokens."""
@@ -96,6 +115,7 @@ class CachedFeatures:
         caches: Of the training samples and of the held-out ones.
         online: Loads the target, when it is first needed.
         device: Where features go.
+        final_hidden: Whether the last anchor's own token is needed, too: it predicts the next.
     """
 
     def __init__(
@@ -103,7 +123,10 @@ class CachedFeatures:
         caches: tuple[FeatureCache, FeatureCache | None],
         online: Callable[[], OnlineFeatures],
         device: torch.device,
+        *,
+        final_hidden: bool = False,
     ) -> None:
+        self._final_hidden = final_hidden
         self._caches = caches
         self._load = online
         self._online: OnlineFeatures | None = None
@@ -131,12 +154,12 @@ class CachedFeatures:
     def _write(
         self, cache: FeatureCache, micro_batch: MicroBatch, batch: DraftBatch, all_TF: Tensor
     ) -> None:
-        """Keep every token that an anchor of any epoch may see."""
+        """Keep every token that a block of any epoch may need."""
         documents_T = batch.document_ids_BT.flatten().cpu()
         mask_T = batch.loss_mask_BT.flatten().cpu().numpy()
         for document, sample in enumerate(micro_batch.samples):
             places = torch.nonzero(documents_T == document).flatten()
             start, end = int(places[0]), int(places[-1]) + 1
             eligible = eligible_anchors(mask_T[start:end])
-            count = max(int(eligible[-1]), 1) if len(eligible) else 0
+            count = max(int(eligible[-1]) + self._final_hidden, 1) if len(eligible) else 0
             cache.write(sample, all_TF[start : start + count])

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
@@ -16,7 +15,12 @@ from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective, Layout
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.feature_cache import FeatureCache, cache_bytes, make_room
-from dflash_core.training.features import CachedFeatures, FeatureSource, OnlineFeatures
+from dflash_core.training.features import (
+    CachedFeatures,
+    FeatureSource,
+    OnlineFeatures,
+    feature_shape,
+)
 from dflash_core.training.objective import Objective
 from dflash_core.training.pipeline import Pipeline, computed, prepared
 from dflash_core.training.preflight import preflight, target_run
@@ -80,10 +84,11 @@ def consuming_role(
         target = load_target(job.target, device=ranks.device, layers=copies)
         objective = DraftObjective(job, target, stores.train, stores.heldout)
         target.drop_layers()
-        receiver = Receiver(ranks, *feature_shape(target), topology.queue_depth)
+        shape = feature_shape(target, job.loss)
+        receiver = Receiver(ranks, *shape, topology.queue_depth)
     else:
         target, source = colocated_source(job, stores, epochs, ranks)
-        in_step = None if ranks.sharing is None else InStep(target, ranks)
+        in_step = _in_step(job, target, ranks)
         objective = DraftObjective(job, target, stores.train, stores.heldout)
         if job.training.validation.accept_every_steps is not None:
             accept = _acceptance(job, stores, epochs, target, objective)
@@ -109,26 +114,33 @@ def serve_target(
     layout = layout_of(job, stores, target, ranks)
     depth = job.training.topology.queue_depth
     own = ranks.rank - ranks.num_consumers
-    source = OnlineFeatures(target, packed=epochs.plan(0).packed)
+    packed = epochs.plan(0).packed
+    source = OnlineFeatures(target, packed=packed, final_hidden=job.loss.distils)
     if job.training.preflight and first_step == 0:
         preflight(epochs, target_run(layout, source, ranks.device), ranks)
 
     def stage(items, name: str) -> Stage:
         return Stage(items, depth=depth, name=name, device=ranks.device, timeout_s=ranks.timeout_s)
 
-    if ranks.sharing is None:
+    in_step = _in_step(job, target, ranks)
+    if in_step is None:
         prefetch = stage(prepared(epochs.stream(first_step, target=own), layout), "prefetch")
         forward = stage(computed(prefetch, source, ranks.device), "target")
         send_features(forward, ranks)
         forward.close()
     else:
-        in_step = InStep(target, ranks)
         prefetch = stage(laid_out(epochs.rounds(first_step, runner=own), layout), "prefetch")
         forward = stage(in_step.computed(prefetch, source), "target")
         send_features(forward, ranks)
         forward.close()
         in_step.finish()
     prefetch.close()
+
+
+def _in_step(job: TrainingJob, target: Target, ranks: Ranks) -> InStep | None:
+    if ranks.sharing is None:
+        return None
+    return InStep(target, ranks, final_hidden=job.loss.distils)
 
 
 def layout_of(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) -> Layout:
@@ -144,20 +156,14 @@ def layout_of(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) ->
     )
 
 
-def feature_shape(target: Target) -> tuple[int, torch.dtype]:
-    """Return width and type of a token's features."""
-    width = target.input_embeddings.weight.shape[1]
-    return len(target.layer_ids) * width, target.input_embeddings.weight.dtype
-
-
 def colocated_source(
     job: TrainingJob, stores: Stores, epochs: Epochs, ranks: Ranks
 ) -> tuple[Target, FeatureSource]:
     """Return the target and where its features come from, on a rank that runs both models."""
-    packed = epochs.plan(0).packed
+    given = {"packed": epochs.plan(0).packed, "final_hidden": job.loss.distils}
     if job.training.features == "online":
         target = load_for_ranks(job.target, ranks)
-        return target, OnlineFeatures(target, packed=packed)
+        return target, OnlineFeatures(target, **given)
     light = load_target(job.target, layers=False)
     caches = _open_caches(job, stores, epochs, light, ranks)
     needed = (
@@ -170,15 +176,17 @@ def colocated_source(
 
     def online() -> OnlineFeatures:
         whole = target if needed else load_target(job.target, device=ranks.device)
-        return OnlineFeatures(whole, packed=packed)
+        return OnlineFeatures(whole, **given)
 
-    return target, CachedFeatures(caches, online, ranks.device)
+    return target, CachedFeatures(
+        caches, online, ranks.device, final_hidden=given["final_hidden"]
+    )
 
 
 def _open_caches(
     job: TrainingJob, stores: Stores, epochs: Epochs, target: Target, ranks: Ranks
 ) -> tuple[FeatureCache, FeatureCache | None]:
-    width, dtype = feature_shape(target)
+    width, dtype = feature_shape(target, job.loss)
     # Rank 0 hashes the target's files once for all.
     digest = int(target_digest(job.target.path)[:15], 16) if ranks.is_first else 0
     digest = ranks.agree(digest, what="the hash of the target")
@@ -189,6 +197,7 @@ def _open_caches(
         identity = {
             "target": f"{digest:015x}",
             "layer_ids": str(list(target.layer_ids)),
+            "final_hidden": str(job.loss.distils),
             "dtype": str(dtype),
             "attention": job.target.attention,
             "store": store.content_hash,

@@ -54,15 +54,18 @@ class InStep:
     Args:
         target: What `load_for_ranks` gave.
         ranks: This process among the others.
+        final_hidden: Whether micro-batches run all layers; a round without one must run as many.
     """
 
-    def __init__(self, target: Target, ranks: Ranks) -> None:
+    def __init__(self, target: Target, ranks: Ranks, *, final_hidden: bool) -> None:
         self._target = target
         self._ranks = ranks
+        self._final_hidden = final_hidden
 
     def idle(self) -> None:
         """Take part in a round that holds nothing for this rank."""
-        self._target.features(torch.zeros(1, 1, dtype=torch.int64, device=self._ranks.device))
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self._ranks.device)
+        self._target.features(token, final_hidden=self._final_hidden)
 
     def computed(self, items: Iterable[Ready | None], source: FeatureSource) -> Iterator[Ready]:
         """Yield micro-batches with features, entering every round.

@@ -73,7 +73,9 @@ def document(length, *, prompt=5, seed=0, gaps=(), name=None) -> Sample:
     return Sample(ids, mask, "test", name or f"sample-{seed}-{length}")
 
 
-def batch_of(rows, *, padded_length=None, block_size=4, epoch=0, **anchor_settings):
+def batch_of(
+    rows, *, padded_length=None, block_size=4, epoch=0, distils=False, **anchor_settings
+):
     longest = max(sum(len(s.input_ids) for s in row) for row in rows)
     settings = {"anchors_per_supervised_token": 0.5, "min_anchors": 2} | anchor_settings
     return collate(
@@ -84,6 +86,7 @@ def batch_of(rows, *, padded_length=None, block_size=4, epoch=0, **anchor_settin
         anchors=AnchorConfig(**settings),
         seed=7,
         epoch=epoch,
+        distils=distils,
     )
 
 
@@ -97,3 +100,8 @@ def random_features(batch, spec, *, seed=0, dtype=torch.float32):
     features[real] = table[batch.input_ids_BT[real]]
     features[real] += torch.sin(batch.position_ids_BT[real].to(dtype))[:, None]
     return features
+
+
+def kept(batch, features_BTF):
+    """The rows of the tokens that the batch keeps, as the loss takes them."""
+    return features_BTF.flatten(0, 1)[batch.context_index_M]

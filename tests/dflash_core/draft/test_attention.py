@@ -10,6 +10,7 @@ from dflash_core.draft.flex import FlexAttention
 from tests.dflash_core.draft.parts import (
     batch_of,
     document,
+    kept,
     random_features,
     small_drafter,
     small_target,
@@ -118,7 +119,7 @@ def test_flex_and_sliced_losses_agree_on_a_gpu():
     target = small_target(hidden_size=64, head_dim=16)
     model = small_drafter(target).cuda()
     batch = batch_of(ROWS, padded_length=70)
-    features = random_features(batch, model.spec).cuda()
+    features = kept(batch, random_features(batch, model.spec)).cuda()
     weights = {
         "embedding_VD": target.input_embeddings.weight.cuda(),
         "head_VD": target.lm_head.weight.cuda(),

@@ -22,6 +22,7 @@ from tests.dflash_core.draft.parts import (
     VOCABULARY,
     batch_of,
     document,
+    kept,
     random_features,
     small_target,
 )
@@ -41,7 +42,7 @@ def test_the_first_loss_is_near_the_logarithm_of_the_vocabulary(tied, loudness, 
         target.model.model.norm.weight.fill_(3.0)
     model = build_drafter(config(num_layers=2, initial_weights=initial_weights), target)
     batch = batch_of([[document(60)]])
-    features = random_features(batch, model.spec)
+    features = kept(batch, random_features(batch, model.spec))
     weights = {
         "embedding_VD": target.input_embeddings.weight,
         "head_VD": target.lm_head.weight,

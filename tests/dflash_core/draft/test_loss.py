@@ -14,6 +14,7 @@ from tests.dflash_core.draft.parts import (
     VOCABULARY,
     batch_of,
     document,
+    kept,
     random_features,
     small_drafter,
     small_target,
@@ -32,19 +33,20 @@ CHUNKED = LossConfig(chunk_anchors=3)
 
 
 def run(model, target, rows, config=CHUNKED, **settings):
-    batch = batch_of(rows, **settings)
+    batch = batch_of(rows, distils=config.distils, **settings)
     features = random_features(batch, model.spec, dtype=model.fc.weight.dtype)
     final = torch.randn(
         *features.shape[:2], model.spec.hidden_size, generator=torch.Generator().manual_seed(2)
     ).to(features.dtype)
-    loss = draft_loss(model, features, batch, config, final_hidden_BTD=final, **weights(target))
+    given = torch.cat([features, final], dim=-1) if config.distils else features
+    loss = draft_loss(model, kept(batch, given), batch, config, **weights(target))
     return loss, batch, features, final
 
 
 def plain_loss(model, target, batch, features, final, config):
     """The loss slot by slot, from logits that are all kept, with autograd's own gradient."""
     given = weights(target)
-    hidden = draft_hidden(model, given["embedding_VD"], features, batch)
+    hidden = draft_hidden(model, given["embedding_VD"], kept(batch, features), batch)
     logits = model.scale_logits(hidden @ given["head_VD"].T)
     gamma = {4: 2.0, 8: 4.0, 10: 5.0, 16: 7.0}[model.spec.block_size]
     total = torch.zeros((), dtype=torch.float64)
@@ -122,12 +124,12 @@ def test_no_token_from_the_anchor_on_reaches_its_block(seed, packed):
     batch = batch_of(rows)
     features = random_features(batch, model.spec)
     embedding = target.input_embeddings.weight
-    before = draft_hidden(model, embedding, features, batch)
+    before = draft_hidden(model, embedding, kept(batch, features), batch)
     chosen = batch.num_anchors - 1 - seed
     row, column = int(batch.anchor_rows_N[chosen]), int(batch.anchor_columns_N[chosen])
     disturbed = features.clone()
     disturbed[row, column:] += 7 * torch.randn_like(disturbed[row, column:])
-    after = draft_hidden(model, embedding, disturbed, batch)
+    after = draft_hidden(model, embedding, kept(batch, disturbed), batch)
     same_row = batch.anchor_rows_N == row
     untouched = ~same_row | (batch.anchor_columns_N <= column)
     torch.testing.assert_close(after[untouched], before[untouched], rtol=0, atol=0)
@@ -139,7 +141,7 @@ def test_a_batch_without_anchors_has_a_zero_loss_with_zero_gradients():
     target = small_target()
     model = small_drafter(target)
     batch = batch_of([[document(9, prompt=9)]])
-    features = random_features(batch, model.spec)
+    features = kept(batch, random_features(batch, model.spec))
     loss = draft_loss(model, features, batch, CHUNKED, **weights(target, double=False))
     assert (float(loss.loss_sum.detach()), float(loss.weight_sum)) == (0.0, 0.0)
     assert float(loss.by_position.sum()) == 0.0
@@ -183,8 +185,8 @@ def test_distillation_without_final_hidden_states_is_refused():
     target = small_target()
     model = small_drafter(target)
     batch = batch_of(ROWS)
-    features = random_features(batch, model.spec)
-    with pytest.raises(ConfigError, match="forward_kl"):
+    features = kept(batch, random_features(batch, model.spec))
+    with pytest.raises(ConfigError, match="64 wide and loss.kind 'forward_kl' needs 64 .* and 32"):
         config = LossConfig(kind="forward_kl")
         draft_loss(model, features, batch, config, **weights(target, double=False))
 
@@ -199,7 +201,7 @@ def test_bfloat16_products_stay_near_float32():
     target = small_target()
     model = small_drafter(target)
     batch = batch_of(ROWS)
-    features = random_features(batch, model.spec)
+    features = kept(batch, random_features(batch, model.spec))
     given = (model, features, batch, CHUNKED)
     exact = draft_loss(*given, **weights(target, double=False))
     with torch.autocast("cpu", torch.bfloat16):

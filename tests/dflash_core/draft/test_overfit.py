@@ -77,7 +77,7 @@ def train(target, texts):
             group["lr"] = 4e-3 * min(1.0, (step + 1) / 20, (NUM_STEPS - step) / 40)
         loss = draft_loss(
             model,
-            features,
+            features.flatten(0, 1)[batch.context_index_M],
             batch,
             LossConfig(),
             embedding_VD=target.input_embeddings.weight,
