@@ -178,9 +178,7 @@ def colocated_source(
         whole = target if needed else load_target(job.target, device=ranks.device)
         return OnlineFeatures(whole, **given)
 
-    return target, CachedFeatures(
-        caches, online, ranks.device, final_hidden=given["final_hidden"]
-    )
+    return target, CachedFeatures(caches, online, ranks.device, final_hidden=given["final_hidden"])
 
 
 def _open_caches(

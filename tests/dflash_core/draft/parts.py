@@ -73,9 +73,7 @@ def document(length, *, prompt=5, seed=0, gaps=(), name=None) -> Sample:
     return Sample(ids, mask, "test", name or f"sample-{seed}-{length}")
 
 
-def batch_of(
-    rows, *, padded_length=None, block_size=4, epoch=0, distils=False, **anchor_settings
-):
+def batch_of(rows, *, padded_length=None, block_size=4, epoch=0, distils=False, **anchor_settings):
     longest = max(sum(len(s.input_ids) for s in row) for row in rows)
     settings = {"anchors_per_supervised_token": 0.5, "min_anchors": 2} | anchor_settings
     return collate(

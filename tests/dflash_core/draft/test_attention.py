@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import flex_attention as torch_flex
 
 from dflash_core.draft import LossConfig, draft_loss
 from dflash_core.draft.attention import SlicedAttention, dense_mask
@@ -48,6 +49,23 @@ def mask_by_loops(batch, spec, layer):
     return seen
 
 
+def random_leaves(batch):
+    """Queries, keys and values of blocks and context, in double precision, with gradients."""
+    n, m = batch.num_anchors, len(batch.context_index_M)
+    torch.manual_seed(0)
+    shapes = [(n, 4, 4, 8), (n, 4, 2, 8), (n, 4, 2, 8), (m, 2, 8), (m, 2, 8)]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def assert_same(found, expected, leaves):
+    """Value and gradient of two forms: only the order of sums differs."""
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    upstream = torch.randn_like(expected)
+    ours, theirs = (torch.autograd.grad(form, leaves, upstream) for form in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-10)
+
+
 @pytest.fixture(scope="module")
 def drafter():
     return small_drafter(
@@ -69,12 +87,9 @@ def test_dense_mask_is_the_definition(drafter, layer):
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("density", [0.1, 1.0])
 def test_sliced_attention_equals_the_dense_mask(drafter, layer, density):
-    """Value and gradient in double precision: only the order of sums differs."""
+    """Value and gradient in double precision."""
     batch = batch_of(ROWS, padded_length=70, anchors_per_supervised_token=density)
-    n, k, m = batch.num_anchors, 4, len(batch.context_index_M)
-    torch.manual_seed(0)
-    shapes = [(n, k, 4, 8), (n, k, 2, 8), (n, k, 2, 8), (m, 2, 8), (m, 2, 8)]
-    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    leaves = random_leaves(batch)
     query, key, value, context_key, context_value = leaves
     found = SlicedAttention(batch, drafter.spec)(
         query, (key, value), (context_key, context_value), layer
@@ -87,29 +102,25 @@ def test_sliced_attention_equals_the_dense_mask(drafter, layer, density):
         values.transpose(0, 1),
         attn_mask=dense_mask(batch, drafter.spec, layer),
     )
-    dense = dense.transpose(0, 1).unflatten(0, (n, k))
-    torch.testing.assert_close(found, dense, atol=1e-12, rtol=1e-10)
-    upstream = torch.randn_like(dense)
-    for ours, theirs in zip(
-        torch.autograd.grad(found, leaves, upstream),
-        torch.autograd.grad(dense, leaves, upstream),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+    dense = dense.transpose(0, 1).unflatten(0, query.shape[:2])
+    assert_same(found, dense, leaves)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-def test_flex_attention_equals_the_sliced_one(drafter, layer):
-    """In float32 on a CPU, where FlexAttention has no gradient; sums in another order."""
+def test_flex_attention_equals_the_sliced_one(drafter, layer, monkeypatch):
+    """Value and gradient in double precision, by the operator's plain form.
+
+    Torch refuses a gradient on a CPU because no kernel is compiled for it; the plain one is exact.
+    """
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
     batch = batch_of(ROWS, padded_length=70)
-    n, m = batch.num_anchors, len(batch.context_index_M)
-    torch.manual_seed(0)
-    shapes = [(n, 4, 4, 8), (n, 4, 2, 8), (n, 4, 2, 8), (m, 2, 8), (m, 2, 8)]
-    query, key, value, context_key, context_value = (torch.randn(shape) for shape in shapes)
-    given = (query, (key, value), (context_key, context_value), layer)
-    flex = FlexAttention(batch, drafter.spec)(*given)
-    torch.testing.assert_close(flex, SlicedAttention(batch, drafter.spec)(*given))
+    leaves = random_leaves(batch)
+    found, expected = (
+        attend(batch, drafter.spec)(leaves[0], tuple(leaves[1:3]), tuple(leaves[3:]), layer)
+        for attend in (FlexAttention, SlicedAttention)
+    )
+    assert_same(found, expected, leaves)
 
 
 @pytest.mark.gpu

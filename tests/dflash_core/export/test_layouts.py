@@ -142,17 +142,3 @@ def test_what_speculators_cannot_say_is_refused(target, tmp_path, trait):
         export_drafter(
             small_drafter(target, **trait), tmp_path / "out", layout="speculators", target=target
         )
-
-
-def test_speculators_loads_its_layout(target, tmp_path):
-    """Needs PyPI speculators 0.9.0, in an environment of its own; not run with it yet."""
-    speculators = pytest.importorskip("speculators", reason="needs speculators in its own venv")
-    ids = np.arange(1, 97, 3)
-    drafter = small_drafter(target, draft_vocab_size=len(ids), draft_token_ids=ids)
-    out = export_drafter(drafter, tmp_path / "out", layout="speculators", target=target)
-    model = speculators.DFlashDraftModel.from_pretrained(out)
-    state = model.state_dict()
-    for name, tensor in drafter.state_dict().items():
-        assert torch.equal(state[name], tensor)
-    assert torch.equal(model.d2t + torch.arange(len(ids)), torch.from_numpy(ids))
-    assert model.target_layer_ids == [1, 3]

