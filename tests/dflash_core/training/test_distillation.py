@@ -9,7 +9,7 @@ from dflash_core.draft import LossConfig
 from dflash_core.draft.loss import decay_gamma, draft_hidden
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
-from dflash_core.training.config import TrainingJob
+from dflash_core.training.config import TopologyConfig, TrainingJob
 from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.features import OnlineFeatures, feature_shape
 from dflash_core.training.objective import MicroBatch
@@ -59,9 +59,12 @@ def test_losses_are_the_same_on_every_topology_and_from_a_cache(make_job: MakeJo
     run_here(alone)
     trace = losses(alone)
     assert sum(trace[-3:]) < sum(trace[:3])
-    apart = distilled(make_job(name="apart", epochs=3, num_ranks=2, num_target_ranks=1))
-    assert run_ranks(apart) == [0, 0]
-    assert losses(apart) == trace
+    topology = {"kind": "disaggregated", "num_ranks": 3, "num_target_ranks": 2}
+    for shard in (False, True):
+        split = TopologyConfig.model_validate(topology | {"shard_target": shard})
+        apart = distilled(make_job(name=f"apart-{shard}", epochs=3, topology=split))
+        assert run_ranks(apart) == [0, 0, 0]
+        assert losses(apart) == trace
     cache = {"features": "cache", "cache": {"path": tmp_path / "cache"}}
     plain = make_job(name="plain", **cache)
     run_here(plain)  # its features lack the final hidden state and must not be read
