@@ -10,7 +10,7 @@ from configs.settings import Settings
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding import AcceptanceReport, evaluate_drafter, store_prompts
 from dflash_core.errors import TrainingError
-from dflash_core.export import load_drafter
+from dflash_core.export import load_checkpoint_drafter
 from dflash_core.target import load_target
 from tasks.console import announce, progress
 
@@ -42,7 +42,7 @@ def measure(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceRepo
 
         report = evaluate_drafter(
             target,
-            load_drafter(drafter, dtype=target.lm_head.weight.dtype),
+            load_checkpoint_drafter(drafter).to(target.lm_head.weight.dtype),
             prompts,
             settings.evaluation,
             on_prompts=on_prompts,

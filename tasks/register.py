@@ -11,7 +11,7 @@ from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding import AcceptanceReport
-from dflash_core.export import export_drafter, load_drafter
+from dflash_core.export import export_drafter, load_checkpoint_drafter
 from dflash_core.profiling import LengthProfile
 from tasks.registry import PROFILE_NAME, add_version
 from tasks.report import environment
@@ -40,7 +40,7 @@ def register(
         "settings": json.loads(settings.model_dump_json()),
     }
     shutil.rmtree(folder.export, ignore_errors=True)
-    export_drafter(load_drafter(drafter), folder.export, manifest=made_of)
+    export_drafter(load_checkpoint_drafter(drafter), folder.export, manifest=made_of)
     run.log_files(atomic_write(folder.path / PROFILE_NAME, profile.to_json()))
     name = settings.tracking.model_name
     tags = {"tau": f"{acceptance.tau:.4f}", "flow_run": folder.name, "corpus": corpus}

@@ -90,6 +90,10 @@ class AcceptanceReport(FrozenModel):
     """0 is greedy."""
     dtype: str
     """Precision of the target."""
+    num_left_out: int = 0
+    """Prompts that do not fit into the target's positions with as many new tokens."""
+    served_as: str = "zlab"
+    """Layout whose servers were stood in for."""
     exactness: Exactness | None = None
     """Greedy only, when compared with plain decoding."""
     speculative_tokens_per_s: float
@@ -132,13 +136,12 @@ def evaluate_drafter(
         on_prompts: Called with the number of prompts that were just finished.
 
     Raises:
-        DataError: There is no prompt, or one is empty.
+        DataError: There is no prompt that fits, one is empty, or one is of another vocabulary.
         DraftError: Drafter and target do not fit together.
     """
     check_pair(target, drafter)
-    prompts = list(prompts)[: config.max_prompts]
-    if not prompts:
-        raise DataError("there is no prompt to evaluate on")
+    given = list(prompts)[: config.max_prompts]
+    prompts = _fitting(target, given, config.max_new_tokens)
     order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row].token_ids))
     drafted: dict[int, Generation] = {}
     plain: dict[int, NDArray[np.int64]] = {}
@@ -155,6 +158,7 @@ def evaluate_drafter(
             batch_size=config.batch_size,
             sampling=config.sampling,
             seed=config.seed + start,
+            whole_head=config.served_as == "zlab",
         )
         middle = _now(target)
         drafted.update(zip(rows, results, strict=True))
@@ -172,7 +176,33 @@ def evaluate_drafter(
             seconds["plain"] += _now(target) - middle
         if on_prompts is not None:
             on_prompts(len(rows))
-    return _report(target, drafter, prompts, config, drafted, plain, seconds)
+    report = _report(target, drafter, prompts, config, drafted, plain, seconds)
+    return report.model_copy(update={"num_left_out": len(given) - len(prompts)})
+
+
+def _fitting(target: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Prompt]:
+    """Return the prompts that leave room for an answer: beyond its positions a model is another."""
+    if not prompts:
+        raise DataError("there is no prompt to evaluate on")
+    rows = target.input_embeddings.weight.shape[0]
+    for number, prompt in enumerate(prompts):
+        highest = int(np.max(prompt.token_ids, initial=0))
+        if highest >= rows:
+            raise DataError(
+                f"prompt {number} holds token {highest:,} but the target has {rows:,} tokens; make "
+                "the prompts with the target's own tokenizer"
+            )
+    positions = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
+    room = (positions or 2**31) - max_new_tokens
+    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
+    if not kept:
+        shortest = min(len(prompt.token_ids) for prompt in prompts)
+        raise DataError(
+            f"the shortest prompt has {shortest:,} tokens and with {max_new_tokens:,} new ones "
+            f"leaves the target's {positions:,} positions; lower max_new_tokens or give other "
+            "prompts"
+        )
+    return kept
 
 
 def _report(
@@ -213,6 +243,7 @@ def _report(
         batch_size=config.batch_size,
         temperature=config.sampling.temperature,
         dtype=str(target.lm_head.weight.dtype).removeprefix("torch."),
+        served_as=config.served_as,
         exactness=exactness,
         speculative_tokens_per_s=drafted_rate,
         plain_tokens_per_s=plain_rate,

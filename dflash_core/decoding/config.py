@@ -1,5 +1,7 @@
 """Settings of decoding and of the acceptance measurement."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
@@ -31,6 +33,9 @@ class EvaluationConfig(FrozenModel):
     """Greedy by default, which is then held against the target alone."""
     seed: int = Field(default=0, ge=0)
     """Seed of sampling."""
+    served_as: Literal["zlab", "speculators"] = "zlab"
+    """Layout whose servers are stood in for: with a reduced draft vocabulary those of z-lab's
+    propose from the target's whole head all the same, those of speculators from the reduced one."""
     compare_plain: bool = True
     """Also decode without the drafter: exactness when greedy, and the wall-clock speed-up."""
     tie_gap: float = Field(default=1e-4, ge=0)

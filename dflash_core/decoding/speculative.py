@@ -44,6 +44,7 @@ def speculative_generate(
     sampling: Sampling | None = None,
     seed: int = 0,
     stop_token_ids: Sequence[int] | None = None,
+    whole_head: bool = False,
 ) -> list[Generation]:
     """Continue prompts with the drafter's help.
 
@@ -59,6 +60,7 @@ def speculative_generate(
         sampling: Greedy when not given.
         seed: Seed of sampling.
         stop_token_ids: Tokens that end a text; the target's own when not given.
+        whole_head: Propose from all tokens, whatever the drafter was trained to propose.
 
     Returns:
         One text for each prompt, in their order.
@@ -72,7 +74,7 @@ def speculative_generate(
     generator = torch.Generator(target.lm_head.weight.device).manual_seed(seed)
     results: dict[int, Generation] = {}
     for rows in length_batches(prompts, batch_size):
-        batch = _Batch(target, drafter, len(rows), sampling or Sampling(), generator)
+        batch = _Batch(target, drafter, len(rows), sampling or Sampling(), generator, whole_head)
         texts = batch.run([prompts[row] for row in rows], max_new_tokens, frozenset(stops))
         results.update(zip(rows, texts, strict=True))
     return [results[row] for row in range(len(prompts))]
@@ -108,12 +110,15 @@ class _Batch:
         num_rows: int,
         sampling: Sampling,
         generator: torch.Generator,
+        whole_head: bool,
     ) -> None:
         self.drafter = drafter
+        self.token_ids = None if whole_head else drafter.draft_token_ids
         self.sampling = sampling
         self.generator = generator
         self.cache = DecodingCache(target, num_rows, drafter)
-        self.head_VD = drafter.head_weight(target.lm_head.weight)
+        head_VD = target.lm_head.weight
+        self.head_VD = head_VD if whole_head else drafter.head_weight(head_VD)
 
     @torch.inference_mode()
     def run(
@@ -180,7 +185,7 @@ class _Batch:
         """Return drafted tokens, and their distributions over the target's vocabulary if drawn."""
         hidden_BJD = self.cache.draft(newest_B, width).to(self.head_VD.dtype)
         logits_BJV = self.drafter.scale_logits(F.linear(hidden_BJD, self.head_VD))
-        ids = self.drafter.draft_token_ids
+        ids = self.token_ids
         drafts_BJ = self._choose(logits_BJV) if self.sampling.temperature == 0 else None
         if drafts_BJ is not None:
             return (drafts_BJ if ids is None else ids[drafts_BJ]), None

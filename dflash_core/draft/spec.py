@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_core.config import FrozenModel
 
@@ -88,6 +89,12 @@ class DraftSpec(FrozenModel):
             raise ValueError(
                 f"target_layer_ids {list(self.target_layer_ids)} leaves the target's "
                 f"{self.num_target_layers} layers; set target.layer_ids"
+            )
+        rope = self.rope_parameters.get("rope_type", "default")
+        if rope != "default" and rope not in ROPE_INIT_FUNCTIONS:
+            raise ValueError(
+                f"rope_type '{rope}' is none of default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}; "
+                "set it to the target's"
             )
         if self.draft_vocab_size is not None and self.draft_vocab_size > self.vocab_size:
             raise ValueError(

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
-from dflash_core.artifacts import MANIFEST_NAME, read_manifest
+from dflash_core.artifacts import MANIFEST_NAME, read_manifest, verify_artifact
 from dflash_core.draft.build import draft_spec
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError
@@ -40,8 +41,12 @@ def load_checkpoint_drafter(path: Path) -> DraftModel:
             f"{path} is no drafter: it has neither {CONFIG_NAME} nor drafter/, and is no "
             "checkpoint of a run"
         )
-    read_manifest(path, kind="checkpoint", format_version=1)
-    job = TrainingJob.model_validate_json(job_file.read_bytes())
+    verify_artifact(path, read_manifest(path, kind="checkpoint", format_version=1))
+    try:
+        job = TrainingJob.model_validate_json(job_file.read_bytes())
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise DraftError(f"{job_file} describes no run: {problem}; train again") from None
     if job.training.objective != "draft":
         raise DraftError(f"{path} is a checkpoint of the target, not of a drafter")
     spec = draft_spec(job.draft, load_target(job.target, layers=False))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -102,8 +103,11 @@ def read_spec(path: Path) -> DraftSpec:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise DraftError(f"{file} is not usable: {where} {problem['msg']}".rstrip()) from None
-    except (KeyError, TypeError) as error:
-        raise DraftError(f"{file} is not usable: {error} is missing or of the wrong kind") from None
+    except KeyError as error:
+        raise DraftError(f"{file} is not usable: {error} is missing") from None
+    except (TypeError, ValueError, AttributeError, StrictDataclassError) as error:
+        first = " ".join(str(error).split())
+        raise DraftError(f"{file} is not usable: {first}") from None
 
 
 def load_drafter(path: Path, *, dtype: torch.dtype | None = None) -> DraftModel:
@@ -159,6 +163,8 @@ def check_tensors(path: Path, tensors: dict[str, Tensor], shapes: dict[str, torc
                 f"{path}: tensor {name} has shape {tuple(tensors[name].shape)} but config.json "
                 f"says {tuple(shape)}"
             )
+        if not tensors[name].is_floating_point():
+            raise DraftError(f"{path}: tensor {name} holds {tensors[name].dtype}, not weights")
         if not torch.isfinite(tensors[name]).all():
             raise DraftError(f"{path}: tensor {name} holds NaN or infinity")
 

@@ -18,8 +18,8 @@ from dflash_core.decoding import (
     evaluate_drafter,
     read_prompts,
 )
-from dflash_core.errors import DFlashError
-from dflash_core.export import load_checkpoint_drafter
+from dflash_core.errors import ConfigError, DFlashError
+from dflash_core.export import Layout, load_checkpoint_drafter
 from dflash_core.target.config import Dtype, TargetConfig
 from dflash_core.target.loading import load_target
 
@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--served-as",
+        choices=get_args(Layout),
+        default=DEFAULTS.served_as,
+        help="propose from the whole head, as servers of the z-lab layout do, or from the "
+        "vocabulary that the drafter was trained for",
+    )
     parser.add_argument("--dtype", choices=get_args(Dtype), default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-plain", action="store_true", help="do not decode without drafter")
@@ -59,13 +66,17 @@ def run(arguments: argparse.Namespace) -> int:
             temperature=arguments.temperature, top_p=arguments.top_p, top_k=arguments.top_k
         ),
         seed=arguments.seed,
+        served_as=arguments.served_as,
         compare_plain=not arguments.no_plain,
     )
+    device = _device(arguments.device)
+    if arguments.out is not None and arguments.out.is_dir():
+        raise ConfigError(f"--out {arguments.out} is a folder; name a file")
     drafter = load_checkpoint_drafter(arguments.drafter)
     layers = drafter.spec.target_layer_ids
     settings = TargetConfig(path=arguments.target, layer_ids=layers, dtype=arguments.dtype)
-    target = load_target(settings, device=arguments.device)
-    drafter = drafter.to(arguments.device, target.lm_head.weight.dtype)
+    target = load_target(settings, device=device)
+    drafter = drafter.to(device, target.lm_head.weight.dtype)
     prompts = read_prompts(arguments.prompts, target.tokenizer, max_prompts=config.max_prompts)
     with _progress() as progress:
         bar = progress.add_task("", total=len(prompts))
@@ -84,6 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
             "from the target's own in float32: target, drafter or decoding is at fault"
         )
     return 0
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"--device {name} is not on this machine; leave it out or name 'cpu'")
+    return device
 
 
 def _progress() -> Progress:
@@ -111,6 +132,8 @@ def _show(report: AcceptanceReport, drafter: Path) -> None:
             name, f"{group.num_prompts:,}", tokens, f"{group.tau:.2f}", f"{group.tau_mean:.2f}"
         )
     console.print(table)
+    if report.num_left_out:
+        console.print(f"{report.num_left_out:,} prompts left out: over the target's positions")
     total = max(sum(report.histogram), 1)
     shares = (f"{n}: {count / total:.0%}" for n, count in enumerate(report.histogram, start=1))
     console.print("tokens committed by a verification  " + "  ".join(shares))

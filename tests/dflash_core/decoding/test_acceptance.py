@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from dflash_core.decoding import (
     EvaluationConfig,
@@ -65,6 +66,58 @@ def test_a_text_that_is_not_the_targets_own_is_a_fault(target, prompts):
     found = held_against_plain(target, prompts, EvaluationConfig(), drafted, {0: text})
     assert (found.num_identical, found.num_ties, found.num_faults) == (0, 0, 1)
     assert found.largest_gap > found.tie_gap
+
+
+def test_in_bfloat16_a_difference_is_reported_and_no_fault(prompts):
+    """Blocks and single steps round differently there: the share of equal texts is what is said."""
+    target = small_target()
+    target.model.to(torch.bfloat16)
+    drafter = small_drafter(target).to(torch.bfloat16)
+    report = evaluate_drafter(target, drafter, prompts, EvaluationConfig(max_new_tokens=20))
+    exact = report.exactness
+    assert exact is not None
+    assert report.dtype == "bfloat16"
+    assert exact.identical_share == exact.num_identical / 4
+    assert exact.num_identical + exact.num_ties + exact.num_faults == 4
+    assert not report.model_copy(
+        update={"exactness": exact.model_copy(update={"num_faults": 4})}
+    ).has_faults
+
+
+def test_prompts_over_the_targets_positions_are_left_out_and_counted(drafter, prompts):
+    short = small_target(max_position_embeddings=64)
+    report = evaluate_drafter(short, drafter, prompts, EvaluationConfig(max_new_tokens=10))
+    assert (report.overall.num_prompts, report.num_left_out) == (3, 1)
+    with pytest.raises(DataError, match=r"shortest prompt has 70 tokens .* 64 positions"):
+        evaluate_drafter(short, drafter, prompts[1:2], EvaluationConfig(max_new_tokens=10))
+
+
+def test_prompts_of_another_vocabulary_are_refused(target, drafter, prompts):
+    given = [prompts[0], Prompt(np.array([5, 97]))]
+    with pytest.raises(DataError, match="prompt 1 holds token 97 but the target has 97 tokens"):
+        evaluate_drafter(target, drafter, given, EvaluationConfig())
+
+
+def test_a_reduced_vocabulary_is_measured_as_it_is_served(target, prompts):
+    """A drafter for one token proposes it alone, unless a server gives it the whole head."""
+    only = int(generate(target, [prompts[0].token_ids], max_new_tokens=2)[0][1])
+    ids = np.array([only, 96])
+    narrow = small_drafter(target, draft_vocab_size=2, draft_token_ids=np.sort(ids))
+    whole = small_drafter(target)
+    whole.load_state_dict(narrow.state_dict())
+    found = {}
+    for name, model, layout in (
+        ("reduced", narrow, "speculators"),
+        ("expanded", narrow, "zlab"),
+        ("whole", whole, "zlab"),
+    ):
+        config = EvaluationConfig(max_new_tokens=20, served_as=layout)
+        report = evaluate_drafter(target, model, prompts, config)
+        assert report.exactness is not None
+        assert report.exactness.num_faults == 0
+        assert report.served_as == layout
+        found[name] = report.per_prompt
+    assert found["expanded"] == found["whole"] != found["reduced"]
 
 
 def test_no_prompt_is_refused(target, drafter):

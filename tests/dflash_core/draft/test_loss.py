@@ -1,6 +1,7 @@
 """The loss against a plain double-precision version, and its sums over batches."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,20 +116,27 @@ def test_two_samples_together_are_the_sum_of_the_two_apart(packed):
 def test_no_token_from_the_anchor_on_reaches_its_block(seed, packed):
     """Change a document's tokens from an anchor on: blocks there and before keep their logits.
 
-    The anchor's own embedding is the one legal way in, so its token is left alone for its block.
+    The anchor's own embedding is the one legal way in, so of the anchor only the hidden state is
+    changed, and of all after it the tokens, from which follow features and labels.
     """
     target = small_target()
     model = small_drafter(target)
     other, sample = document(31, seed=50 + seed), document(45, seed=seed)
-    rows = [[other, sample]] if packed else [[other], [sample]]
-    batch = batch_of(rows)
-    features = random_features(batch, model.spec)
     embedding = target.input_embeddings.weight
+
+    def run_with(sample):
+        batch = batch_of([[other, sample]] if packed else [[other], [sample]])
+        return batch, random_features(batch, model.spec)
+
+    batch, features = run_with(sample)
     before = draft_hidden(model, embedding, kept(batch, features), batch)
     chosen = batch.num_anchors - 1 - seed
     row, column = int(batch.anchor_rows_N[chosen]), int(batch.anchor_columns_N[chosen])
-    disturbed = features.clone()
-    disturbed[row, column:] += 7 * torch.randn_like(disturbed[row, column:])
+    after_anchor = np.arange(45) > int(batch.anchor_positions_N[chosen])
+    changed = document(45, seed=99).input_ids
+    ids = np.where(after_anchor, changed, sample.input_ids).astype(np.int32)
+    batch, disturbed = run_with(replace(sample, input_ids=ids))
+    disturbed[row, column] += 7 * torch.randn_like(disturbed[row, column])
     after = draft_hidden(model, embedding, kept(batch, disturbed), batch)
     same_row = batch.anchor_rows_N == row
     untouched = ~same_row | (batch.anchor_columns_N <= column)

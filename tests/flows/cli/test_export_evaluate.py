@@ -1,6 +1,7 @@
 """``dflash-flow export`` and ``evaluate`` from the outside, on a drafter of any origin."""
 
 import json
+import shutil
 
 import pytest
 
@@ -61,6 +62,57 @@ def test_speculators_needs_the_target(folders, tmp_path, capsys):
     assert main(["export", *given]) == 2
     assert "give the target" in capsys.readouterr().err
     assert main(["export", *given, "--target", str(folders / "target")]) == 0
+
+
+def broken(folders, tmp_path, **changes):
+    """A copy of the drafter whose config says something else; inner keys go into dflash_config."""
+    copy = tmp_path / "broken"
+    shutil.copytree(folders / "drafter", copy)
+    config = json.loads((copy / "config.json").read_text())
+    inner = {key: changes.pop(key) for key in list(changes) if key in config["dflash_config"]}
+    config["dflash_config"] |= inner
+    (copy / "config.json").write_text(json.dumps(config | changes))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_target_layers": "many"}, "is not usable"),
+        ({"hidden_size": "wide"}, "is not usable"),
+        ({"num_attention_heads": 0}, "is not usable"),
+        ({"layer_types": ["foo"]}, "is not usable"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "rope_type"),
+        ({"target_layer_ids": 3}, "is not usable"),
+        ({"target_layer_ids": [0, 1, 9]}, "leaves the target's 4 layers"),
+        ({"block_size": 1}, "block_size"),
+        ({"hidden_size": 48}, "has shape"),
+        ({"vocab_size": 500}, "vocabulary 500 but the target has 384"),
+    ],
+)
+def test_a_drafter_that_is_wrong_is_one_sentence(folders, tmp_path, capsys, changes, sentence):
+    copy = broken(folders, tmp_path, **changes)
+    assert main(words(folders, "--drafter", str(copy), "--device", "cpu")) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--device", "tpu", "--device tpu is not on this machine"),
+        ("--max-new-tokens", "1", "max_new_tokens"),
+        ("--temperature", "-1", "temperature"),
+        ("--batch-size", "0", "batch_size"),
+        ("--out", "/", "--out / is a folder"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(folders, capsys, option, value, sentence):
+    assert main(words(folders, option, value)) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
