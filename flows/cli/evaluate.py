@@ -98,11 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _device(name: str) -> torch.device:
+    here = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or (device.type == "cuda" and not torch.cuda.is_available()):
+    if device is None or device.type not in here:
         raise ConfigError(f"--device {name} is not on this machine; leave it out or name 'cpu'")
     return device
 
