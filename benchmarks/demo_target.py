@@ -15,8 +15,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dflash_core.corpus.stdlib import stdlib_functions
-from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.stdlib import stdlib_functions, write_stdlib_chats
 from dflash_core.corpus.vocabulary import train_vocabulary
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
@@ -65,18 +66,13 @@ def main() -> None:
         "eos_token_id": tokenizer.eos_token_id,
     }
     (start / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    store, counts = store_stdlib(
-        arguments.work / "store",
-        tokenizer,
-        split="train",
-        max_length=MAX_LENGTH,
-        documented_only=False,
-    )
-    print(counts)
+    chats, store = arguments.work / "chats.jsonl", arguments.work / "store"
+    write_stdlib_chats(chats, "train", documented_only=False)
+    print(prepare_store([chats], start, store, PrepareConfig(max_length=MAX_LENGTH)))
 
     job = TrainingJob(
         run_dir=arguments.work / "run",
-        store=store.path,
+        store=store,
         target=TargetConfig(path=start),
         batching=BatchingConfig(
             strategy="pooled", token_budget=2048, pool_size=512, micro_batches_per_step=2

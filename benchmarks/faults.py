@@ -27,9 +27,9 @@ from typing import Any
 # For tests.tiny, which no install holds.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from transformers import AutoTokenizer
-
-from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.config import DraftConfig
 from dflash_core.planning import plan_epoch
@@ -104,8 +104,9 @@ def main() -> int:
 
 def make_parts(work: Path) -> tuple[Path, Path]:
     target = tiny_target(work / "target")
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    store_stdlib(work / "store", tokenizer, split="held_out", max_length=192, max_samples=48)
+    write_stdlib_chats(work / "chats.jsonl", "held_out", most=48)
+    config = PrepareConfig(max_length=192, max_reject_share=1)
+    prepare_store([work / "chats.jsonl"], target, work / "store", config)
     return target, work / "store"
 
 

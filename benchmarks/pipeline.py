@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft import DraftBatch
 from dflash_core.draft.config import DraftConfig
@@ -111,8 +112,7 @@ def with_sleeps(work: Path, ranks: tuple[int, int], pace: tuple[float, float], s
 def with_models(work: Path, target: Path, steps: int) -> None:
     """Run the program itself."""
     store = work / "demo-store"
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    store_stdlib(store, tokenizer, split="train", max_length=512, max_samples=600)
+    store_functions(store, target, max_length=512, most=600)
     job = make_job(work, (target, store), (1, 1), steps + WARM_UP, layer_ids=(1, 3, 5))
     file = work / "job.json"
     file.write_text(job.model_dump_json())
@@ -132,9 +132,15 @@ def with_models(work: Path, target: Path, steps: int) -> None:
 def tiny_parts(work: Path) -> tuple[Path, Path]:
     target, store = work / "target", work / "store"
     if not store.exists():
-        tokenizer = AutoTokenizer.from_pretrained(tiny_target(target))
-        store_stdlib(store, tokenizer, split="train", max_length=96, max_samples=400)
+        store_functions(store, tiny_target(target), max_length=96, most=400)
     return target, store
+
+
+def store_functions(store: Path, target: Path, *, max_length: int, most: int) -> None:
+    chats = store.with_name(f"{store.name}.jsonl")
+    write_stdlib_chats(chats, "train", most=most)
+    config = PrepareConfig(max_length=max_length, max_reject_share=1)
+    prepare_store([chats], target, store, config)
 
 
 def make_job(

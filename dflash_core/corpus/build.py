@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.assemble import PrepareReport
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.files import find_files
+from dflash_core.corpus.loading import load_tokenizer
 from dflash_core.corpus.prepare import prepare_corpus
 from dflash_core.corpus.regenerate import (
     Generate,
@@ -140,12 +139,10 @@ def _short_answers(config: CorpusConfig, tokenizer: Path) -> Callable[[Message],
     most = config.regenerate.max_source_tokens
     if most is None:
         return lambda answer: True
-    fast = AutoTokenizer.from_pretrained(tokenizer)
+    loaded = load_tokenizer(tokenizer)
 
     def is_short(answer: Message) -> bool:
-        text = str(answer.get("content") or "")
-        ids = fast.backend_tokenizer.encode(text, add_special_tokens=False).ids
-        return len(ids) <= most
+        return len(loaded.tokenize(str(answer.get("content") or ""))) <= most
 
     return is_short
 

@@ -160,13 +160,16 @@ def _dedent(lines: list[str]) -> str:
     return inspect.cleandoc("\n" + "\n".join(line.rstrip() for line in lines)).rstrip()
 
 
-def write_stdlib_chats(file: Path, split: Split, *, most: int | None = None) -> int:
-    """Write one split's documented functions as chats, one JSON object a line.
+def write_stdlib_chats(
+    file: Path, split: Split, *, most: int | None = None, documented_only: bool = True
+) -> int:
+    """Write one split's functions as chats, one JSON object a line.
 
     Args:
         file: Where; written whole or not at all.
         split: Which modules. A held-out function that some training module repeats is left out.
         most: Most functions, those with the smallest hash of their id; all when not given.
+        documented_only: Leave out functions without a docstring.
 
     Returns:
         Functions written.
@@ -174,7 +177,7 @@ def write_stdlib_chats(file: Path, split: Split, *, most: int | None = None) -> 
     Raises:
         DataError: The library's source is not there.
     """
-    functions = list(stdlib_functions(split))
+    functions = list(stdlib_functions(split, documented_only=documented_only))
     if split == "held_out":
         trained_on = {f.source for f in stdlib_functions("train", documented_only=False)}
         functions = [f for f in functions if f.source not in trained_on]

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.training.config import TrainingJob
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
 from tests.tiny import TINY_LAYER_IDS, tiny_target
@@ -21,8 +22,10 @@ from tests.tiny import TINY_LAYER_IDS, tiny_target
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_target(folder / "target"))
-    store_stdlib(folder / "store", tokenizer, split="held_out", max_length=128, max_samples=12)
+    target, chats = tiny_target(folder / "target"), folder / "chats.jsonl"
+    write_stdlib_chats(chats, "held_out", most=12)
+    config = PrepareConfig(max_length=128, max_reject_share=1)
+    prepare_store([chats], target, folder / "store", config, workers=1)
     (folder / "run.toml").write_text(
         f"""
         [target]
