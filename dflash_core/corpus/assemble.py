@@ -1,14 +1,21 @@
-"""Parts to a store: duplicates and leaks left out, ids made unique, everything counted."""
+"""Parts to a store: duplicates and leaks left out, ids made unique, everything counted.
+
+Parts are opened one at a time, twice: first for what decides about each sample, then to be copied.
+Between the two a sample costs 29 bytes of memory.
+"""
 
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -23,6 +30,7 @@ __all__ = ["PrepareReport", "Selection", "assemble", "find_leaks"]
 
 PROVENANCE_NAME = "provenance.arrow"
 REJECTS_NAME = "rejects.jsonl"
+KEYS = ("content_hash", "group")
 
 
 class Selection(FrozenModel):
@@ -106,9 +114,7 @@ def assemble(
     Raises:
         DataError: No sample is left, or more rows were refused than allowed.
     """
-    read = [_read(part) for part in parts]
-    summaries = [summary for summary, _ in read]
-    tables = [table for _, table in read]
+    summaries, keys = _first_look(parts, selection)
     rejects = [reject for summary in summaries for reject in summary.rejects]
     report = _count(summaries, rejects, config)
     lines = "".join(reject.model_dump_json() + "\n" for reject in rejects)
@@ -122,7 +128,7 @@ def assemble(
             f"({report.reject_share:.1%}), more than max_reject_share {config.max_reject_share}; "
             f"the commonest of the reasons in {beside} ({count:,} rows) is: {reason}"
         )
-    keep, dropped = _choose(tables, selection)
+    keep, dropped = _choose(keys, selection)
     num_samples = int(np.count_nonzero(keep))
     if num_samples == 0:
         atomic_write(beside, lines)
@@ -131,19 +137,19 @@ def assemble(
             f"refused (see {beside}), {dropped['duplicates']:,} were duplicates; check the inputs "
             "and the selection"
         )
-    ids, num_renamed = _unique_ids(tables, keep)
+    names = _Names(keys.names[keep])
     entries = {**facts, "config": config.model_dump(mode="json")}
     with new_artifact(
         out, kind=STORE_KIND, format_version=STORE_VERSION, metadata=entries
     ) as folder:
-        _write_tables(folder, tables, keep, ids)
+        num_tokens, num_supervised = _copy(parts, folder, keep, names)
         (folder / REJECTS_NAME).write_text(lines, encoding="utf-8")
         report = report.model_copy(
             update={
                 "num_samples": num_samples,
-                "num_tokens": _total(tables, keep, "length"),
-                "num_supervised": _total(tables, keep, "supervised"),
-                "num_renamed": num_renamed,
+                "num_tokens": num_tokens,
+                "num_supervised": num_supervised,
+                "num_renamed": names.num_renamed,
                 **{f"num_{name}": count for name, count in dropped.items()},
             }
         )
@@ -158,8 +164,99 @@ def find_leaks(train: TokenStore, held_out: TokenStore) -> NDArray[np.int64]:
     Raises:
         ArtifactError: A store has no provenance, since it was not made by `prepare_store`.
     """
-    mine, theirs = (_provenance(store.path) for store in (train, held_out))
-    return np.flatnonzero(_occurs_in(mine, theirs))
+    return np.flatnonzero(_Known(held_out.path).has(_provenance(train.path)))
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What decides about the samples of all parts, in their order, each ``(num_samples,)``.
+
+    Attributes:
+        hashes: Content hashes as two big-endian halves, uint64, shape ``(num_samples, 2)``.
+        names: Hashes of the sample ids, uint64.
+        draws: Hashes of the groups, uint32: the smallest are held out.
+        known: Whether the held-out store knows the conversation or its tree.
+    """
+
+    hashes: NDArray[np.uint64]
+    names: NDArray[np.uint64]
+    draws: NDArray[np.uint32]
+    known: NDArray[np.bool_]
+
+
+class _Known:
+    """What a held-out store holds."""
+
+    def __init__(self, store: Path) -> None:
+        table = _provenance(store)
+        self._values = {n: pa.array(set(table[n].to_pylist()), table[n].type) for n in KEYS}
+
+    def has(self, table: pa.Table) -> NDArray[np.bool_]:
+        """Say which rows' content or tree it holds, shape ``(num_rows,)``."""
+        found = np.zeros(table.num_rows, dtype=np.bool_)
+        for name, values in self._values.items():
+            known = pc.call_function("is_in", [table[name]], pc.SetLookupOptions(values))
+            found |= known.to_numpy()
+        return found
+
+
+class _Names:
+    """Makes ids unique: a second 'x' becomes 'x#2'.
+
+    Args:
+        hashes: Hashes of all ids that will be asked for.
+    """
+
+    def __init__(self, hashes: NDArray[np.uint64]) -> None:
+        ordered = np.sort(hashes)
+        self._ordered = ordered
+        # Only ids that may have a twin are remembered.
+        self._repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+        self._seen: Counter[str] = Counter()
+        self.num_renamed = 0
+
+    def unique(self, ids: pa.ChunkedArray) -> pa.Array:
+        """Return the ids of the next samples."""
+        names = [
+            self._number(name) if value in self._repeated else name
+            for name, value in zip(ids.to_pylist(), _hashed(ids).tolist(), strict=True)
+        ]
+        return pa.array(names, pa.string())
+
+    def _number(self, name: str) -> str:
+        self._seen[name] += 1
+        if self._seen[name] == 1:
+            return name
+        self.num_renamed += 1
+        while self._is_taken(numbered := f"{name}#{self._seen[name]}"):
+            self._seen[name] += 1
+        return numbered
+
+    def _is_taken(self, name: str) -> bool:
+        (value,) = _hashed(pa.chunked_array([[name]]))
+        place = np.searchsorted(self._ordered, value)
+        return bool(place < len(self._ordered) and self._ordered[place] == value)
+
+
+def _first_look(parts: Sequence[Path], selection: Selection) -> tuple[list[PartSummary], _Keys]:
+    known = None if selection.held_out_store is None else _Known(selection.held_out_store)
+    summaries: list[PartSummary] = []
+    keys: list[_Keys] = []
+    for part in parts:
+        summary, table = _read(part)
+        summaries.append(summary)
+        # Copied, so that nothing keeps the part open.
+        content = b"".join(table["content_hash"].to_pylist())
+        keys.append(
+            _Keys(
+                np.frombuffer(content, dtype=">u8").astype(np.uint64).reshape(-1, 2),
+                _hashed(table["sample_id"]),
+                _draws(table["group"].to_pylist()),
+                np.zeros(table.num_rows, np.bool_) if known is None else known.has(table),
+            )
+        )
+    columns = (np.concatenate([getattr(own, f.name) for own in keys]) for f in fields(_Keys))
+    return summaries, _Keys(*columns)
 
 
 def _read(part: Path) -> tuple[PartSummary, pa.Table]:
@@ -202,63 +299,44 @@ def _count(
     )
 
 
-def _choose(
-    tables: Sequence[pa.Table], selection: Selection
-) -> tuple[NDArray[np.bool_], dict[str, int]]:
+def _choose(keys: _Keys, selection: Selection) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """Return which samples stay, and how many went for which reason, in that order."""
-    hashes = _hashes(tables)
-    keep = _first_of_each(hashes)
-    dropped = {"duplicates": int(np.count_nonzero(~keep)), "leaks": 0, "other_side": 0}
-    if selection.held_out_store is not None:
-        theirs = _provenance(selection.held_out_store)
-        leaks = [_occurs_in(table.select(PROVENANCE.names), theirs) for table in tables]
-        leak = keep & np.concatenate([*leaks, np.empty(0, bool)])
-        dropped["leaks"] = int(np.count_nonzero(leak))
-        keep &= ~leak
+    keep = _first_of_each(keys.hashes)
+    dropped = {"duplicates": int(np.count_nonzero(~keep))}
+    dropped["leaks"] = int(np.count_nonzero(keep & keys.known))
+    keep &= ~keys.known
     before = np.count_nonzero(keep)
     if selection.side != "all":
-        held = [_is_held_out(table, selection.held_out_percent) for table in tables]
-        held_out = np.concatenate([*held, np.empty(0, bool)])
+        held_out = keys.draws < selection.held_out_percent / 100 * 2**32
         keep &= held_out if selection.side == "held_out" else ~held_out
     if selection.max_samples is not None and np.count_nonzero(keep) > selection.max_samples:
         rows = np.flatnonzero(keep)
-        ranked = rows[np.argsort(hashes[rows], kind="stable")]
+        ranked = rows[_order(keys.hashes[rows])]
         keep = np.zeros_like(keep)
         keep[ranked[: selection.max_samples]] = True
     dropped["other_side"] = int(before - np.count_nonzero(keep))
     return keep, dropped
 
 
-def _hashes(tables: Sequence[pa.Table]) -> NDArray[np.bytes_]:
-    """Return content hashes, bytes of 16, shape ``(num_samples,)``."""
-    hashes = [
-        np.frombuffer(chunk.buffers()[1], dtype="V16")[chunk.offset : chunk.offset + len(chunk)]
-        for table in tables
-        for chunk in table.column("content_hash").chunks
-    ]
-    # Compared as bytes; a trailing zero byte would be lost in numpy's S16, so all are hex.
-    joined = np.concatenate([*hashes, np.empty(0, "V16")])
-    return np.frombuffer(joined.tobytes().hex().encode(), dtype="S32")
+def _order(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    return np.lexsort((hashes[:, 1], hashes[:, 0]))
 
 
-def _first_of_each(values: NDArray[np.bytes_]) -> NDArray[np.bool_]:
-    first = np.zeros(len(values), dtype=np.bool_)
-    first[np.unique(values, return_index=True)[1]] = True
-    return first
+def _first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Say which rows are the first with their hash, shape ``(num_samples,)``."""
+    order = _order(hashes)  # stable: of equal hashes the first row comes first
+    repeats = np.zeros(len(hashes), dtype=np.bool_)
+    repeats[order[1:]] = (hashes[order[1:]] == hashes[order[:-1]]).all(axis=1)
+    return ~repeats
 
 
-def _is_held_out(table: pa.Table, percent: float) -> NDArray[np.bool_]:
-    groups = table.column("group").to_pylist()
-    draws = [int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") for group in groups]
-    return np.array(draws, dtype=np.float64) < percent / 100 * 2**32
+def _hashed(texts: pa.ChunkedArray) -> NDArray[np.uint64]:
+    return pl.Series(texts).hash().to_numpy().copy()
 
 
-def _occurs_in(mine: pa.Table, theirs: pa.Table) -> NDArray[np.bool_]:
-    leak = np.zeros(mine.num_rows, dtype=np.bool_)
-    for name in ("content_hash", "group"):
-        known = set(theirs.column(name).to_pylist())
-        leak |= np.array([value in known for value in mine.column(name).to_pylist()], dtype=bool)
-    return leak
+def _draws(groups: Sequence[str]) -> NDArray[np.uint32]:
+    digests = (hashlib.sha256(group.encode()).digest()[:4] for group in groups)
+    return np.frombuffer(b"".join(digests), dtype=">u4").astype(np.uint32)
 
 
 def _provenance(store: Path) -> pa.Table:
@@ -270,43 +348,27 @@ def _provenance(store: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
 
 
-def _unique_ids(tables: Sequence[pa.Table], keep: NDArray[np.bool_]) -> tuple[list[list[str]], int]:
-    """Return the ids of each table's kept samples; a second 'x' becomes 'x#2'."""
-    seen: Counter[str] = Counter()
-    renamed, ids, start = 0, [], 0
-    for table in tables:
-        own = []
-        flags = keep[start : start + table.num_rows]
-        for name, kept in zip(table.column("sample_id").to_pylist(), flags, strict=True):
-            if kept:
-                seen[name] += 1
-                renamed += seen[name] > 1
-                own.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-        ids.append(own)
-        start += table.num_rows
-    return ids, renamed
-
-
-def _write_tables(
-    folder: Path, tables: Sequence[pa.Table], keep: NDArray[np.bool_], ids: Sequence[list[str]]
-) -> None:
-    start = 0
+def _copy(
+    parts: Sequence[Path], folder: Path, keep: NDArray[np.bool_], names: _Names
+) -> tuple[int, int]:
+    """Write the kept samples of all parts; return their tokens and supervised tokens."""
+    start = num_tokens = num_supervised = 0
     with (
         ShardWriter(folder) as shards,
         pa.ipc.new_file(folder / PROVENANCE_NAME, PROVENANCE) as provenance,
     ):
-        for table, own in zip(tables, ids, strict=True):
-            kept = table.filter(pa.array(keep[start : start + table.num_rows]))
+        for part in parts:
+            _, table = _read(part)
+            flags = keep[start : start + table.num_rows]
             start += table.num_rows
+            kept = table.filter(pa.array(flags))
             column = kept.schema.get_field_index("sample_id")
-            kept = kept.set_column(column, "sample_id", pa.array(own, pa.string()))
-            for batch in kept.select(SCHEMA.names).combine_chunks().to_batches():
+            ids = names.unique(kept["sample_id"])
+            kept = kept.set_column(column, "sample_id", ids).combine_chunks()
+            num_tokens += int(kept["length"].to_numpy().sum(dtype=np.int64))
+            num_supervised += int(kept["supervised"].to_numpy().sum(dtype=np.int64))
+            for batch in kept.select(SCHEMA.names).to_batches():
                 shards.write(pa.record_batch(batch.columns, schema=SCHEMA))
-            for batch in kept.select(PROVENANCE.names).combine_chunks().to_batches():
+            for batch in kept.select(PROVENANCE.names).to_batches():
                 provenance.write_batch(pa.record_batch(batch.columns, schema=PROVENANCE))
-
-
-def _total(tables: Sequence[pa.Table], keep: NDArray[np.bool_], name: str) -> int:
-    values = [table.column(name).to_numpy() for table in tables]
-    joined = np.concatenate([*values, np.empty(0, np.int32)])
-    return int(joined[keep].sum(dtype=np.int64))
+    return num_tokens, num_supervised
