@@ -52,15 +52,14 @@ class Manifest(FrozenModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
+
+
 def content_digest(*parts: object) -> str:
     """Return the SHA-256 of JSON-able values and byte strings, independent of dict order."""
     digest = hashlib.sha256()
     for part in parts:
-        data = (
-            part
-            if isinstance(part, bytes)
-            else json.dumps(part, sort_keys=True, separators=(",", ":"), default=str).encode()
-        )
+        data = part if isinstance(part, bytes) else _CANONICAL.encode(part).encode()
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()

@@ -7,8 +7,7 @@ and ``tokenised``. Nothing of a row is left out in silence: what cannot be taken
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from dflash_core.artifacts import content_digest
 from dflash_core.errors import DataError
@@ -46,8 +45,7 @@ CONTENT_KEYS = ("text", "value", "answer", "content")
 IDS = ("sample_id", "id", "uid", "conversation_id", "task_id", "question_id", "message_tree_id")
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(NamedTuple):
     """One conversation, or text, or already tokenised row.
 
     Attributes:
@@ -89,7 +87,7 @@ def detect_format(row: Any) -> Format:
         raise DataError(f"is a {type(row).__name__}, not an object or a list of messages")
     if "input_ids" in row:
         return "tokenised"
-    if all(isinstance(_first(row, names), str) for names in (QUESTIONS, ANSWERS)):
+    if isinstance(_first(row, QUESTIONS), str) and isinstance(_first(row, ANSWERS), str):
         return "instruction"
     for name in LISTS:
         value = row.get(name)
@@ -125,12 +123,11 @@ def convert_row(row: Any, form: Format | None = None) -> list[Conversation]:
     found = _CONVERTERS[form](row)
     if not isinstance(row, dict):
         return found
-    row_id = next((str(row[name]) for name in IDS if isinstance(row.get(name), str | int)), "")
+    row_id = str(next((v for v in map(row.get, IDS) if isinstance(v, str | int)), ""))
     domain = row["domain"] if isinstance(row.get("domain"), str) else ""
     tools = _tools(row.get("tools"))
     return [
-        replace(
-            item,
+        item._replace(
             row_id=f"{row_id}.{k}" if row_id and len(found) > 1 else row_id,
             domain=domain,
             tools=tools,
@@ -159,7 +156,11 @@ def _detect_list(items: list[Any]) -> Format:
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
+    for name in names:
+        value = row.get(name)
+        if value is not None:
+            return value
+    return None
 
 
 def _maybe_json(value: Any) -> Any:

@@ -12,14 +12,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dflash_core.artifacts import MANIFEST_NAME
 from dflash_core.errors import DataError
 
 __all__ = ["RawRow", "find_files", "iter_rows", "parse_row", "stem_of"]
@@ -28,10 +29,11 @@ SUFFIXES = (".jsonl", ".ndjson", ".json", ".traj", ".parquet", ".arrow", ".csv",
 COMPRESSED = (".gz", ".zst")
 BLOCK_BYTES = 1 << 20
 ROWS_OF_A_BATCH = 1_024
+# What preparation writes beside its store, which may lie among the chats.
+OWN_SUFFIXES = (".rejects.jsonl", ".regenerated.jsonl")
 
 
-@dataclass(frozen=True)
-class RawRow:
+class RawRow(NamedTuple):
     """One row of a file, parsed or not.
 
     Attributes:
@@ -46,9 +48,10 @@ class RawRow:
 
 
 def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the chat files that files, folders and globs name, and folders that refuse to be read.
+    """Return the chat files that files, folders and globs name, and what there cannot be read.
 
-    Order: as given, folders and globs sorted; a file named twice counts once.
+    Order: as given, folders and globs sorted; a file named twice counts once. Stores within a
+    folder, and what was written beside them, are no chats.
 
     Raises:
         DataError: An input does not exist, or nothing in it looks like a chat file.
@@ -73,6 +76,7 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, str
     return list(found), refused
 
 
+@lru_cache(maxsize=4_096)
 def stem_of(path: Path) -> str:
     """Return a file's name without compression and format suffixes."""
     name = path.name
@@ -84,11 +88,13 @@ def stem_of(path: Path) -> str:
 
 def iter_rows(path: Path) -> Iterator[RawRow]:
     """Yield the rows of one file; what cannot be read is told in the row's ``error``."""
-    number = 0
+    number = None
     try:
         for row in _open_rows(path):
             number = row.number
             yield row
+        if number is None:
+            yield RawRow(0, error="is empty")
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         where = f" after row {number}" if number else ""
@@ -112,11 +118,24 @@ def _walk(folder: Path, refused: list[tuple[Path, str]]) -> Iterator[Path]:
     def on_error(error: OSError) -> None:
         refused.append((Path(error.filename), error.strerror or "cannot be read"))
 
-    for root, folders, names in os.walk(folder, onerror=on_error):
+    walked: set[str] = set()
+    for root, folders, names in os.walk(folder, onerror=on_error, followlinks=True):
+        real = os.path.realpath(root)
+        if real in walked or MANIFEST_NAME in names:  # a circle of links, or a store
+            folders.clear()
+            continue
+        walked.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and _format_suffix(Path(name)) in SUFFIXES:
-                yield Path(root) / name
+            path = Path(root) / name
+            if name.startswith(".") or name.endswith(OWN_SUFFIXES):
+                continue
+            if _format_suffix(path) not in SUFFIXES:
+                continue
+            if path.exists():
+                yield path
+            else:
+                refused.append((path, "a link to nothing"))
 
 
 def _format_suffix(path: Path) -> str:
@@ -161,7 +180,8 @@ def _open_rows(path: Path) -> Iterator[RawRow]:
         elif suffix == ".txt":
             with _text(stream) as text:
                 content = text.read()
-            yield RawRow(1, {"text": content}) if content else RawRow(0, error="is empty")
+            if content:
+                yield RawRow(1, {"text": content})
         else:
             yield from _json_rows(stream)
 
@@ -172,7 +192,6 @@ def _json_rows(stream: IO[bytes]) -> Iterator[RawRow]:
     while not first.strip() and (line := stream.readline()):
         first = line.removeprefix(b"\xef\xbb\xbf")
     if not first.strip():
-        yield RawRow(0, error="is empty")
         return
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
         yield RawRow(0, error="is UTF-16, not UTF-8; convert it")
@@ -298,12 +317,9 @@ def _arrow_rows(stream: IO[bytes]) -> Iterator[RawRow]:
 
 def _csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[RawRow]:
     csv.field_size_limit(sys.maxsize)
-    number = 0
     with _text(stream) as text:
         for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=1):
             if None in row or None in row.values():
                 yield RawRow(number, error="has another number of fields than the header")
             else:
                 yield RawRow(number, row)
-    if number == 0:
-        yield RawRow(0, error="is empty")

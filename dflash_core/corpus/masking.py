@@ -5,6 +5,7 @@ prompt exactly as a server tokenises it, the answer starting with a fresh token 
 The mask then needs no character offsets and cannot cut a token in two.
 """
 
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class ChatEncoder:
         template = ChatTemplate(ingredients.template, variables=ingredients.variables)
         self.finder = TurnFinder(template, ingredients.control_tokens)
         self._joins = self._pieces_join()
+        self._control = _cuttable(ingredients.control_tokens, self._backend)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Workers get it ready made and import neither transformers nor, with it, torch.
@@ -185,18 +187,30 @@ class ChatEncoder:
         rows = [_pieces(rendering, supervise) for rendering in renderings]
         if not self._joins:
             return [self._encode_by_offsets(row) for row in rows]
-        texts = [piece.text for row in rows for piece in row if not piece.as_letters]
-        encoded = iter(self._backend.encode_batch_fast(texts, add_special_tokens=False))
-        return [
-            _join(
-                [
-                    self._letters(piece.text) if piece.as_letters else next(encoded).ids
-                    for piece in row
-                ],
-                row,
-            )
+        # What the template puts between contents recurs in each row and is tokenised once.
+        rows = [self._cut(row) for row in rows]
+        texts = list({piece.text: None for row in rows for piece in row if not piece.as_letters})
+        encoded = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        known = {text: encoding.ids for text, encoding in zip(texts, encoded, strict=True)}
+        ids = [
+            self._letters(piece.text) if piece.as_letters else known[piece.text]
             for row in rows
+            for piece in row
         ]
+        return _rows_of(ids, rows)
+
+    def _cut(self, row: Sequence[_Piece]) -> Sequence[_Piece]:
+        """Cut prompts before their control tokens, where the tokenizer cuts them too."""
+        if self._control is None:
+            return row
+        cut: list[_Piece] = []
+        for piece in row:
+            if piece.supervised or piece.as_letters:
+                cut.append(piece)
+            else:
+                texts = self._control.split(piece.text)
+                cut.extend(_Piece(text, False) for text in texts if text)
+        return cut
 
     def _letters(self, text: str) -> list[int]:
         """Encode a control token's text as ordinary text."""
@@ -321,16 +335,28 @@ def _plain_pieces(text: str, spans: Sequence[tuple[int, int]]) -> list[_Piece]:
     return pieces
 
 
-def _join(ids: list[list[int]], row: Sequence[_Piece]) -> EncodedChat:
-    joined = np.array(list(chain.from_iterable(ids)), dtype=np.int32)
-    mask = np.zeros(len(joined), dtype=np.bool_)
-    start = 0
-    for part, piece in zip(ids, row, strict=True):
-        end = start + len(part)
-        if piece.supervised:
-            mask[start:end] = True
-        start = end
-    return EncodedChat(joined, mask)
+def _rows_of(ids: Sequence[list[int]], rows: Sequence[Sequence[_Piece]]) -> list[EncodedChat]:
+    """Join the ids of all pieces and cut them into rows again."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    joined = np.fromiter(chain.from_iterable(ids), np.int32, int(ends[-1]))
+    mask = np.repeat([piece.supervised for row in rows for piece in row], lengths).astype(np.bool_)
+    row_ends = ends[np.cumsum([0, *map(len, rows)])].tolist()
+    return [EncodedChat(joined[a:b], mask[a:b]) for a, b in pairwise(row_ends)]
+
+
+def _cuttable(control_tokens: Sequence[str], backend: Tokenizer) -> re.Pattern[str] | None:
+    """Return where a control token starts; None where cutting there might change the tokens."""
+    added = list(backend.get_added_tokens_decoder().values())
+    heads = {token[:end] for token in control_tokens for end in range(1, len(token) + 1)}
+    start = re.compile(f"(?={'|'.join(map(re.escape, control_tokens)) or '(?!)'})")
+    for token in added:
+        text = token.content
+        if token.lstrip or token.single_word or start.search(text, 1):
+            return None
+        if any(text[k:] in heads for k in range(1, len(text))):
+            return None
+    return start
 
 
 def _special_texts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:

@@ -7,10 +7,10 @@ up exactly the parts that are missing.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -82,15 +82,15 @@ class _Draft:
     samples: list[Sample] = field(default_factory=list)
     provenance: list[tuple[bytes, str, str, int]] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
-    formats: dict[str, Counter[str]] = field(default_factory=dict)
+    formats: Counter[tuple[Path, Format]] = field(default_factory=Counter)
     truncated: list[tuple[int, int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Origin:
+class _Origin(NamedTuple):
     file: Path
     line: int
     conversation: Conversation
+    digest: str
 
 
 class Tokeniser:
@@ -114,7 +114,7 @@ class Tokeniser:
         summary = PartSummary(
             num_rows=len(rows),
             num_samples=len(draft.samples),
-            formats={name: dict(counts) for name, counts in draft.formats.items()},
+            formats=_by_file(draft.formats),
             rejects=draft.rejects,
             num_truncated=len(draft.truncated),
             truncated_tokens=sum(tokens for tokens, _ in draft.truncated),
@@ -135,17 +135,18 @@ class Tokeniser:
                     raise DataError(row.error)
                 form = self._format(row.data)
                 conversations = convert_row(row.data, form)
-            except DataError as error:
+                digests = [conversation.content_hash for conversation in conversations]
+            except (DataError, RecursionError) as error:
                 draft.rejects.append(_reject(file, row.number, error, _own_id(row.data)))
                 continue
-            draft.formats.setdefault(_printable(str(file)), Counter())[form] += 1
-            for conversation in conversations:
+            draft.formats[file, form] += 1
+            for conversation, digest in zip(conversations, digests, strict=True):
                 try:
                     rendered = self._render_one(conversation)
                 except DataError as error:
                     draft.rejects.append(_reject(file, row.number, error, conversation.row_id))
                 else:
-                    yield _Origin(file, row.number, conversation), rendered
+                    yield _Origin(file, row.number, conversation, digest), rendered
 
     def _format(self, data: Any) -> Format:
         return detect_format(data) if self.config.format == "auto" else self.config.format
@@ -203,12 +204,11 @@ class Tokeniser:
         stem = _printable(stem_of(origin.file))
         name = _printable(conversation.row_id) or str(origin.line)
         domain = _printable(conversation.domain) or stem
-        digest = conversation.content_hash
         draft.samples.append(Sample(ids, mask, domain, f"{stem}/{name}"))
         draft.provenance.append(
             (
-                bytes.fromhex(digest[:32]),
-                _printable(conversation.group) or digest[:32],
+                bytes.fromhex(origin.digest[:32]),
+                _printable(conversation.group) or origin.digest[:32],
                 _printable(str(origin.file)),
                 origin.line,
             )
@@ -225,6 +225,13 @@ def read_part(path: Path) -> tuple[PartSummary, pa.Table] | None:
         return None
 
 
+def _by_file(counts: Mapping[tuple[Path, Format], int]) -> dict[str, dict[str, int]]:
+    formats: dict[str, dict[str, int]] = {}
+    for (file, form), count in counts.items():
+        formats.setdefault(_printable(str(file)), {})[form] = count
+    return formats
+
+
 def _write(path: Path, draft: _Draft, summary: PartSummary) -> None:
     columns = [
         pa.array([row[k] for row in draft.provenance], kind.type)
@@ -239,11 +246,13 @@ def _write(path: Path, draft: _Draft, summary: PartSummary) -> None:
     atomic_write(path, sink.getvalue().to_pybytes())
 
 
-def _reject(file: Path, line: int, error: DataError, sample_id: str) -> Reject:
+def _reject(file: Path, line: int, error: Exception, sample_id: str) -> Reject:
     return Reject(
         file=_printable(str(file)),
         line=line,
-        reason=_printable(str(error)),
+        reason=_printable(
+            "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        ),
         sample_id=_printable(sample_id),
     )
 

@@ -6,8 +6,10 @@ Memory holds a few parts, never the corpus; 16 bytes a row find duplicates.
 """
 
 import fcntl
+import gc
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +22,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import atomic_write, content_digest, core_digest
+from dflash_core.artifacts import atomic_write, check_replaceable, content_digest, core_digest
 from dflash_core.corpus.assemble import PrepareReport, Selection, assemble
 from dflash_core.corpus.config import CorpusConfig, PrepareConfig
 from dflash_core.corpus.files import RawRow, find_files, iter_rows
 from dflash_core.corpus.loading import load_encoder
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.part import Tokeniser, read_part
+from dflash_core.corpus.store import STORE_KIND
 from dflash_core.errors import DataError, DFlashError
 
 __all__ = ["OnProgress", "prepare_corpus", "prepare_parts", "prepare_store"]
@@ -113,6 +116,7 @@ def prepare_corpus(
     Raises:
         DataError: As `prepare_store` does.
     """
+    check_replaceable(held_out, kind=STORE_KIND)
     side = Selection(max_samples=config.max_samples, held_out_percent=config.held_out_percent)
     if config.held_out_inputs:
         chosen = Selection(max_samples=config.max_held_out)
@@ -165,9 +169,10 @@ def prepare_parts(
     on_progress: OnProgress | None = None,
 ) -> Iterator[list[Path]]:
     """Give the finished parts of the inputs, for one or several stores; removed on success."""
+    check_replaceable(out, kind=STORE_KIND)
     files, refused = find_files(inputs)
     work = out.parent / f".{out.name}.prepare"
-    with _locked(work):
+    with _told_if_unwritable(work), _locked(work):
         if isinstance(tokenizer, Path):
             tokenizer = load_encoder(tokenizer, config)
         _start_or_resume(work, _fingerprint(files, tokenizer, config))
@@ -179,19 +184,23 @@ def prepare_parts(
                 on_progress(done, total)
 
         count = workers if workers is not None else len(os.sched_getaffinity(0))
-        try:
-            parts = (
-                _run_here(chunks, work, tokenizer, config, tell)
-                if count <= 1
-                else _run_pool(chunks, work, tokenizer, config, count, tell)
-            )
-        except OSError as error:
-            raise DFlashError(
-                f"{work} cannot be written: {error.strerror or error}; free some space and run the "
-                "same command again, it goes on where it stopped"
-            ) from error
-        yield parts
+        yield (
+            _run_here(chunks, work, tokenizer, config, tell)
+            if count <= 1
+            else _run_pool(chunks, work, tokenizer, config, count, tell)
+        )
         shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _told_if_unwritable(work: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DFlashError(
+            f"{error.filename or work} cannot be written: {error.strerror or error}; free some "
+            "space or mend its rights and run the same command again, it goes on where it stopped"
+        ) from error
 
 
 def _facts(inputs: Sequence[Path], tokenizer: Path | ChatEncoder) -> dict[str, Any]:
@@ -260,6 +269,7 @@ _TOKENISER: list[Tokeniser] = []
 def _start_worker(encoder: ChatEncoder, config: PrepareConfig) -> None:
     # One thread for each worker: the processes already use every core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = os.getppid()
 
     def die_with_parent() -> None:
@@ -269,6 +279,7 @@ def _start_worker(encoder: ChatEncoder, config: PrepareConfig) -> None:
 
     threading.Thread(target=die_with_parent, daemon=True).start()
     _TOKENISER.append(Tokeniser(encoder, config))
+    gc.freeze()  # what is here stays: collections need not look at it again
 
 
 def _work(part: Path, rows: Rows) -> None:

@@ -57,6 +57,8 @@ class _Skeleton:
     literals: list[str]
     in_order: bool
     num_controls: int
+    nested: bool
+    dropped: list[int]
 
 
 class TurnFinder:
@@ -85,6 +87,8 @@ class TurnFinder:
             DataError: The template refuses it, drops a message, or hides where an answer stands.
         """
         skeleton = self._skeleton(messages, tools)
+        for k in skeleton.dropped:
+            _check_dropped(messages[k], k)
         if self.template.has_marks:
             text, marked = self.template.render_marked(messages, tools=tools)
             turns = [message for message in messages if message["role"] == "assistant"]
@@ -102,7 +106,8 @@ class TurnFinder:
             spans = self._walk(text, messages, skeleton)
             if spans is None:
                 spans = self._locate_each(text, messages, tools)
-        _check_tool_calls(text, spans, messages)
+        if skeleton.nested:
+            _check_tool_calls(text, spans, messages)
         return Rendering(text, spans, self._foreign_controls(text, messages, tools, skeleton))
 
     def render_prompt(
@@ -141,16 +146,12 @@ class TurnFinder:
             tools=tools,
         )
         order = [int(number) for number in PLACEHOLDER.findall(text)]
-        for k, message in enumerate(messages):
-            if k not in order:
-                raise DataError(
-                    f"the chat template drops message {k} of role '{message['role']}'; map the "
-                    "role to one that the template renders"
-                )
         return _Skeleton(
             literals=PLACEHOLDER.sub(OPEN, text).split(OPEN),
             in_order=order == list(range(len(messages))),
             num_controls=len(self._control.findall(text)),
+            nested=any(name in message for message in messages for name in NESTED),
+            dropped=sorted(set(range(len(messages))).difference(order)),
         )
 
     def _walk(
@@ -165,15 +166,20 @@ class TurnFinder:
         spans = []
         position = len(literals[0])
         for k, message in enumerate(messages):
-            if message["role"] == "assistant" and any(name in message for name in NESTED):
+            if (
+                skeleton.nested
+                and message["role"] == "assistant"
+                and any(name in message for name in NESTED)
+            ):
                 return None
             following = literals[k + 1]
-            for content in (message["content"], message["content"].strip()):
+            content = message["content"]
+            end = position + len(content)
+            if not (text.startswith(content, position) and text.startswith(following, end)):
+                content = content.strip()
                 end = position + len(content)
-                if text.startswith(content, position) and text.startswith(following, end):
-                    break
-            else:
-                return None
+                if not (text.startswith(content, position) and text.startswith(following, end)):
+                    return None
             if message["role"] == "assistant":
                 spans.append(self._with_end(text, position, end, message))
             position = end + len(following)
@@ -267,8 +273,7 @@ class TurnFinder:
         tools: Sequence[Message] | None,
         skeleton: _Skeleton,
     ) -> list[Span]:
-        plain = not any(name in message for message in messages for name in NESTED)
-        if plain and len(self._control.findall(text)) == skeleton.num_controls:
+        if not skeleton.nested and len(self._control.findall(text)) == skeleton.num_controls:
             return []
         return self._disguised_controls(text, messages, tools, prompt=False)
 
@@ -300,6 +305,20 @@ class TurnFinder:
         if isinstance(value, list | tuple):
             return [self._disguise(item) for item in value]
         return value
+
+
+def _check_dropped(message: Message, number: int) -> None:
+    if not message.get("tool_calls"):
+        raise DataError(
+            f"the chat template drops message {number} of role '{message['role']}'; map the role "
+            "to one that the template renders"
+        )
+    # That the calls are there is checked on the text.
+    if message["content"].strip():
+        raise DataError(
+            f"the chat template drops the text beside the tool call in message {number}; remove "
+            "it or use a template that renders both"
+        )
 
 
 def _check_tool_calls(text: str, spans: Sequence[Span], messages: Sequence[Message]) -> None:

@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -54,6 +55,18 @@ class _Environment(ImmutableSandboxedEnvironment):
             except AttributeError:
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # Methods of str that `getattr` gives out are safe, and know nothing of contexts.
+        if (
+            type(__obj) is BuiltinMethodType
+            and type(__obj.__self__) is str
+            and __obj.__name__ in _STR_METHODS
+        ):
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
 
 
 class _GenerationMarks(jinja2.ext.Extension):
@@ -105,6 +118,7 @@ class ChatTemplate:
                 f"the chat template is not valid Jinja: {error.message} (line {error.lineno}); "
                 "give a tokenizer folder with a working chat_template"
             ) from None
+        self._globals = dict(self._template.globals)
         self.has_marks = re.search(r"{%[-+]?\s*endgeneration\b", source) is not None
 
     def render(
@@ -149,15 +163,19 @@ class ChatTemplate:
         add_generation_prompt: bool,
         extra: Mapping[str, Any] | None,
     ) -> str:
-        variables = {**self.variables, **extra} if extra else self.variables
+        variables = {
+            **self._globals,
+            **self.variables,
+            **(extra or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                variables,
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            # What Template.render does, without walking a chain of globals each time.
+            context = self._template.new_context(variables, shared=True)
+            return "".join(self._template.root_render_func(context))
+        except Exception as error:  # whatever the template's program raises
             raise DataError(f"the chat template refuses the conversation: {error}") from None
 
 

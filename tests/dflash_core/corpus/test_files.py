@@ -4,6 +4,9 @@ import csv
 import gzip
 import json
 import os
+import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -122,6 +125,7 @@ def test_cut_gzip_keeps_what_came_before(tmp_path: Path) -> None:
         ("a.json", b" \n\n", "is empty"),
         ("a.csv", b"", "is empty"),
         ("a.txt", b"", "is empty"),
+        ("a.json", b"[]", "is empty"),
         ("a.jsonl", '{"n": 1}'.encode("utf-16"), "UTF-16"),
         ("a.parquet", b"no parquet at all", "cannot be read"),
         ("a.arrow", b"no arrow at all", "cannot be read"),
@@ -153,13 +157,60 @@ def test_missing_inputs_are_refused(tmp_path: Path) -> None:
             find_files([given])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
-def test_folder_without_read_rights_is_told(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", JSONL)
-    (tmp_path / "closed").mkdir(mode=0)
-    files, refused = find_files([tmp_path])
-    assert files == [tmp_path / "a.jsonl"]
-    assert [(path.name, reason) for path, reason in refused] == [("closed", "Permission denied")]
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder for everyone, and a user who may not read everything: root steps down."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "closed").mkdir(mode=0)
+        write(folder / "a.jsonl", JSONL)
+        write(folder / "b.jsonl", JSONL).chmod(0)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65_534)
+        yield folder
+        if root:
+            os.seteuid(0)
+        (folder / "closed").chmod(0o700)
+
+
+def test_what_may_not_be_read_is_told(open_folder: Path) -> None:
+    files, refused = find_files([open_folder])
+    assert files == [open_folder / "a.jsonl", open_folder / "b.jsonl"]
+    assert refused == [(open_folder / "closed", "Permission denied")]
+    assert values(files[0]) == ROWS
+    assert values(files[1]) == ["cannot be read: Permission denied"]
+
+
+def test_links_are_followed_once_and_broken_ones_are_told(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    chats = tmp_path / "chats"
+    chats.mkdir()
+    write(tmp_path / "far" / "a.jsonl", JSONL)
+    (chats / "far").symlink_to(tmp_path / "far")
+    (chats / "circle").symlink_to(chats)
+    (chats / "b.jsonl").symlink_to(tmp_path / "none")
+    files, refused = find_files([chats])
+    assert files == [chats / "far" / "a.jsonl"]
+    assert refused == [(chats / "b.jsonl", "a link to nothing")]
+
+
+def test_what_preparation_wrote_is_no_chat(tmp_path: Path) -> None:
+    names = ("a.jsonl", "s.rejects.jsonl", "s.regenerated.jsonl", "s/manifest.json", "s/x.arrow")
+    (tmp_path / "s").mkdir()
+    for name in names:
+        write(tmp_path / name, JSONL)
+    assert find_files([tmp_path])[0] == [tmp_path / "a.jsonl"]
+
+
+def test_pipes_are_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(JSONL,))
+    writer.start()
+    assert values(find_files([pipe])[0][0]) == ROWS
+    writer.join()
 
 
 def test_stem_leaves_suffixes_out() -> None:

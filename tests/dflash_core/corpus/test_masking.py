@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from dflash_core.corpus.masking import ChatEncoder, EncodedChat, encode_chat
@@ -45,6 +46,19 @@ def test_whole_text_is_what_transformers_renders(tokenizer, name) -> None:
     )
     assert tokenizer.decode(encoded.input_ids) == text
     assert encoded.input_ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_control_token_that_takes_the_space_before_it_keeps_it(tokenizer) -> None:
+    """Prompts are tokenised in pieces cut before control tokens, but not before such a one."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.add_special_tokens([AddedToken("<|odd|>", lstrip=True, special=True)])
+    odd = PreTrainedTokenizerFast(tokenizer_object=backend)
+    template = (
+        "{% for m in messages %}{{ m.role + ' <|odd|>' + m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    text = odd.apply_chat_template(CHAT, tokenize=False, chat_template=template)
+    ids = odd.encode(text, add_special_tokens=False)
+    assert encode(odd, template, CHAT).input_ids.tolist() == ids
 
 
 def test_last_turn_only_supervises_the_last_answer(tokenizer) -> None:

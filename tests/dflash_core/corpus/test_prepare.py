@@ -16,7 +16,7 @@ from dflash_core.corpus.assemble import Selection, find_leaks
 from dflash_core.corpus.config import CorpusConfig, PrepareConfig
 from dflash_core.corpus.prepare import prepare_corpus, prepare_store
 from dflash_core.corpus.store import TokenStore
-from dflash_core.errors import ConfigError, DataError, DFlashError
+from dflash_core.errors import ArtifactError, ConfigError, DataError, DFlashError
 
 ROOT = Path(__file__).parents[3]
 
@@ -336,6 +336,33 @@ def test_dead_worker_is_told(tmp_path: Path, encoder, monkeypatch) -> None:
 
 def _die(part, rows) -> None:
     os._exit(1)
+
+
+def test_row_nested_too_deeply_is_refused_and_the_rest_goes_on(tmp_path: Path, encoder) -> None:
+    deep = '{"question": "q", "answer": "a", "tools": [{"x": ' + "[" * 990 + "]" * 990 + "}]}"
+    deeper = '{"question": ' + "[" * 100_000
+    path = write(tmp_path / "a.jsonl", [chat("q"), deep, deeper])
+    run([path], encoder, tmp_path / "s", max_reject_share=0.7)
+    assert TokenStore.open(tmp_path / "s").sample_ids[0] == "a/1"
+    assert rejects(tmp_path / "s")[-1][1] == 3
+
+
+def test_ids_like_those_of_renamed_ones_stay_unique(tmp_path: Path, encoder) -> None:
+    names = ["x", "x", "x#2", "x"]
+    path = write(tmp_path / "a.jsonl", [chat(str(k), id=name) for k, name in enumerate(names)])
+    run([path], encoder, tmp_path / "s")
+    ids = TokenStore.open(tmp_path / "s").sample_ids
+    assert len(set(ids)) == 4 and ids[0] == "a/x"
+
+
+def test_folder_that_is_no_store_is_not_replaced(tmp_path: Path, encoder) -> None:
+    path = write(tmp_path / "a.jsonl", [chat("q")])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for out in (tmp_path / "mine", path):
+        with pytest.raises(ArtifactError, match="is no token store, so it is not replaced"):
+            run([path], encoder, out)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
 def test_two_runs_of_one_store_do_not_meet(tmp_path: Path, encoder) -> None:

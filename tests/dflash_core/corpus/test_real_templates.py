@@ -1,15 +1,18 @@
 """The mask under real tokenizers and their own templates.
 
-Qwen3 is taken from the data folder beside the repository where there is one; the others, and Qwen3
-elsewhere, from what ``python -m tests.real_tokenizers`` has fetched.
+All come from what ``make tokenizers`` has fetched; Qwen3 also from the data folder beside the
+repository, where there is one.
 """
 
 import gzip
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dflash_core.corpus.chats import convert_row
@@ -68,6 +71,24 @@ QWEN35_STYLE = """
 
 END = {"qwen3": "<|im_end|>", "qwen3.5 style": "<|im_end|>", "llama3": "<|eot_id|>"}
 END["smollm2"] = "<|im_end|>"
+VARIABLES = {"date_string": "26 Jul 2024"}
+
+REFUSALS = {
+    "smollm2": {"the chat template drops the call of tool "},
+    "llama3": {
+        "the chat template drops the text beside the tool call",
+        "the chat template refuses the conversation: This model only supports single tool-calls at "
+        "once!",
+    },
+}
+
+# No thoughts: what a template makes of them has tests of its own.
+PIECES = ("a", "Hello", " ", "\n", "\t", "é", "漢", "🙂", "\0", "\u2028", "0" * 9, "{{ x }}")
+PIECES += ("<|im_end|>", "<|im_start|>", "<|eot_id|>", "<", "|>")
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+CHATS = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), TEXTS), max_size=6).map(
+    lambda turns: [{"role": role, "content": text} for role, text in turns]
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +106,7 @@ def load(tmp_path_factory):
             return CACHE / name
         beside = DATA / "tokenizers" / name
         if not beside.is_dir():
-            pytest.skip(f"no {name} tokenizer; python -m tests.real_tokenizers fetches it")
+            pytest.skip(f"no {name} tokenizer; make tokenizers fetches it")
         out = tmp_path_factory.mktemp(name)
         (out / "tokenizer.json").write_bytes(
             gzip.decompress((beside / "tokenizer.json.gz").read_bytes())
@@ -160,6 +181,74 @@ def test_qwen35_thoughts_start_behind_the_tag_of_the_prompt(load) -> None:
     ]
 
 
+def call(name: str, **arguments) -> dict:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "qwen3",
+            '<tool_call>\n{"name": "find", "arguments": {"x": "<|im_end|>"}}\n</tool_call>'
+            "<|im_end|>",
+        ),
+        (
+            "qwen3.5 style",
+            "\n<tool_call>\n<function=find>\n<parameter=x>\n<|im_end|>\n"
+            "</parameter>\n</function>\n</tool_call><|im_end|>",
+        ),
+        ("llama3", '{"name": "find", "parameters": {"x": "<|im_end|>"}}<|eot_id|>'),
+    ],
+)
+def test_tool_calls_and_what_follows_them(load, name, expected) -> None:
+    tokenizer, end = load(name), END[name]
+    chat = [user("q"), assistant("", tool_calls=[call("find", x="<|im_end|>")])]
+    chat += [{"role": "tool", "content": "7"}, assistant("seven")]
+    encoded = ChatEncoder(tokenizer, chat_template=template(name)).encode(chat)
+    assert supervised_texts(tokenizer, encoded) == [expected, f"seven{end}"]
+
+
+def test_llama3_refuses_text_that_its_template_drops(load) -> None:
+    chat = [user("q"), assistant("Let me look.", tool_calls=[call("find")])]
+    with pytest.raises(DataError, match="drops the text beside the tool call in message 1"):
+        ChatEncoder(load("llama3")).encode(chat)
+
+
+def test_llama3_trims_and_smollm2_keeps_outer_white_space(load) -> None:
+    chat = [user(" q "), assistant("\n  a \n"), user("q"), assistant(" b ")]
+    for name, answers in (
+        ("llama3", ["a<|eot_id|>", "b<|eot_id|>"]),
+        ("smollm2", ["\n  a \n<|im_end|>", " b <|im_end|>"]),
+    ):
+        encoded = ChatEncoder(load(name)).encode(chat)
+        assert supervised_texts(load(name), encoded) == answers
+
+
+def answer_in(name: str, said: str, *, last: bool) -> str:
+    if name == "smollm2" or (name == "qwen3" and not last):
+        return said
+    return said.lstrip("\n") if name == "qwen3" else said.strip()
+
+
+@pytest.mark.parametrize("name", sorted(END))
+@given(chat=CHATS)
+@settings(max_examples=25, deadline=None)
+def test_random_conversations_come_back_whole(load, name, chat) -> None:
+    tokenizer = load(name)
+    chat = [user("start"), *chat]
+    source = template(name)
+    encoder = ChatEncoder(tokenizer, chat_template=source, template_variables=VARIABLES)
+    encoded = encoder.encode(chat)
+    text = tokenizer.apply_chat_template(chat, chat_template=source, tokenize=False, **VARIABLES)
+    assert tokenizer.decode(encoded.input_ids, clean_up_tokenization_spaces=False) == text
+    assert supervised_texts(tokenizer, encoded) == [
+        answer_in(name, message["content"], last=k == len(chat) - 1) + END[name]
+        for k, message in enumerate(chat)
+        if message["role"] == "assistant"
+    ]
+
+
 def test_qwen35_refusals_are_told(load) -> None:
     encoder = ChatEncoder(load("qwen3"), chat_template=QWEN35_STYLE)
     with pytest.raises(DataError, match="a system message must be the first"):
@@ -199,18 +288,18 @@ def conversations(limit: int):
 @pytest.mark.parametrize("name", sorted(END))
 def test_real_conversations_have_the_text_of_transformers_and_whole_answers(load, name) -> None:
     tokenizer, end, source = load(name), END[name], template(name)
-    encoder = ChatEncoder(tokenizer, chat_template=source)
+    encoder = ChatEncoder(tokenizer, chat_template=source, template_variables=VARIABLES)
+    refused: Counter[str] = Counter()
     checked = 0
     for item in conversations(10):
         chat, tools = list(item.messages), list(item.tools) or None
         try:
             rendering = encoder.render(chat, tools=tools)
         except DataError as error:
-            assert "drops the call of tool" in str(error) and name in ("llama3", "smollm2")
+            refused[str(error).split("'")[0].split(" in message")[0]] += 1
             continue
-        options = {"chat_template": source} if source else {}
         assert rendering.text == tokenizer.apply_chat_template(
-            chat, tools=tools, tokenize=False, **options
+            chat, tools=tools, chat_template=source, tokenize=False, **VARIABLES
         )
         texts = supervised_texts(tokenizer, encoder.encode_rendered([rendering])[0])
         answers = [message for message in chat if message["role"] == "assistant"]
@@ -223,3 +312,4 @@ def test_real_conversations_have_the_text_of_transformers_and_whole_answers(load
                 assert text.removesuffix(end) in forms
             checked += 1
     assert checked > 150
+    assert set(refused) <= REFUSALS.get(name, set())
