@@ -1,9 +1,9 @@
 """Predicted against measured Ktok/s: every strategy trained briefly, in both topologies.
 
-    python benchmarks/prediction.py [--steps 40] [--repeats 3] [--work DIR]
+    python benchmarks/prediction.py [--steps 40] [--turns 3] [--only demo/1+1] [--work DIR]
 
-For two corpora (documented functions of the standard library; the same with a heavier tail) and
-each topology the machine is calibrated, then the strategies are trained in turns, so that a
+For two corpora (that of `configs/demo.toml`, and one with a heavier tail) and each topology the
+machine is calibrated, then the strategies are trained by the training program in turns, so that a
 disturbance hits them all; the median over the turns counts. Prediction and measurement are of the
 same steps of the same plan. Where the intervals of two strategies do not overlap, their order must
 be right.
@@ -16,7 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -24,24 +23,25 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
+from configs.settings import Settings, load_settings
 from dflash_core.corpus.stdlib_store import store_stdlib
 from dflash_core.corpus.store import TokenStore, write_store
-from dflash_core.draft.config import DraftConfig
-from dflash_core.planning import BatchingConfig, EpochPlan, plan_epoch
-from dflash_core.target.config import TargetConfig
-from dflash_core.throughput import CostModel, Workload, predict, route_targets, simulate
-from dflash_core.throughput.prediction import durations_of
-from dflash_core.training.config import TopologyConfig, TrainingConfig, TrainingJob
+from dflash_core.planning import EpochPlan, plan_epoch
+from dflash_core.throughput import CostModel, Workload, predict
+from dflash_core.throughput.prediction import timeline_of
+from dflash_core.training.config import TopologyConfig, TrainingJob
+from dflash_core.training.program import run_job
+from dflash_core.training.ranks import join_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "configs" / "demo_target"
-STRATEGIES = ("sorted", "random", "bucketed", "pooled")
+STRATEGIES = ("sorted", "random", "bucketed", "pooled", "packed")
+CORPORA = ("demo", "heavy")
 TOPOLOGIES = {
     "colocated": TopologyConfig(num_ranks=2),
     "1+1": TopologyConfig(kind="disaggregated", num_ranks=2, num_target_ranks=1),
 }
+HEAVY_LENGTH = 1024
 WARM_UP_STEPS = 2
-BLOCK_SIZE = 8
 
 
 @dataclass(frozen=True)
@@ -58,139 +58,188 @@ class Row:
     def median(self) -> float:
         return statistics.median(self.measured)
 
+    @property
+    def error(self) -> float:
+        return self.predicted / self.median - 1
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", choices=[f"{c}/{t}" for c in CORPORA for t in TOPOLOGIES])
     parser.add_argument("--work", type=Path, default=Path("runs/prediction"))
+    parser.add_argument("--ranks", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.ranks is not None:
+        train_on_this_rank(arguments.ranks)
+        return
     work = arguments.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    worst = 0.0
-    for corpus, store in corpora(work):
-        for name, topology in TOPOLOGIES.items():
-            job = make_job(work / "run", store, topology, arguments.steps)
-            cost = calibrate(job, work)
-            rows = [Row(s, *forecast(job, cost, s), []) for s in STRATEGIES]
-            for _ in range(arguments.repeats):
-                for row in rows:
-                    row.measured.append(train(job, row.strategy))
-            worst = max(worst, show(corpus, name, rows))
-    print(f"largest error {worst:.1%}")
+    errors = []
+    for corpus in CORPORA:
+        for topology in TOPOLOGIES:
+            if arguments.only in (None, f"{corpus}/{topology}"):
+                job = make_job(corpus, topology, work, arguments.steps)
+                rows = compare(job, arguments.turns)
+                show(f"{corpus}, {topology}", rows)
+                errors += [abs(row.error) for row in rows]
+    print(f"\nerror: median {statistics.median(errors):.1%}, largest {max(errors):.1%}")
 
 
-def corpora(work: Path) -> Iterator[tuple[str, Path]]:
-    """Make the two stores: as they come, and mostly short ones with the longest of all."""
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    plain = work / "stdlib"
-    store, _ = store_stdlib(plain, tokenizer, split="train", max_length=1024, max_samples=2500)
-    yield "stdlib", plain
-    ranked = np.argsort(store.lengths, kind="stable")
-    short, long = ranked[: len(ranked) // 2], ranked[-len(ranked) // 12 :]
-    chosen = np.sort(np.concatenate([short, long]))
-    write_store(work / "heavy", (store[int(index)] for index in chosen))
-    yield "heavy tail", work / "heavy"
-
-
-def make_job(run_dir: Path, store: Path, topology: TopologyConfig, steps: int) -> TrainingJob:
+def make_job(corpus: str, topology: str, work: Path, steps: int) -> TrainingJob:
+    settings = load_settings(ROOT / "configs" / "demo.toml")
+    store = work / corpus
+    if not store.exists():
+        make_store(corpus, settings, store)
+    limits = {} if corpus == "demo" else {"token_budget": HEAVY_LENGTH}
+    training = {
+        "epochs": 1,
+        "max_steps": steps,
+        "topology": TOPOLOGIES[topology],
+        "resume": False,
+        "checkpoint_every_steps": 10**6,
+    }
     return TrainingJob(
-        run_dir=run_dir,
+        run_dir=work / f"{corpus}-{topology}",
         store=store,
-        target=TargetConfig(path=TARGET, layer_ids=(1, 3, 5)),
-        draft=DraftConfig(num_layers=2, block_size=BLOCK_SIZE),
-        batching=BatchingConfig(
-            token_budget=2048, micro_batches_per_step=4, num_buckets=8, pool_size=512
-        ),
-        training=TrainingConfig(
-            epochs=1,
-            max_steps=steps,
-            topology=topology,
-            resume=False,
-            checkpoint_every_steps=10**6,
-        ),
+        target=settings.target,
+        draft=settings.draft,
+        loss=settings.loss,
+        batching=settings.batching.model_copy(update=limits),
+        training=settings.training.model_copy(update=training),
     )
 
 
-def calibrate(job: TrainingJob, work: Path) -> CostModel:
-    out = work / "cost.json"
-    torchrun("dflash_core.training.calibration", job, "--out", str(out))
+def make_store(corpus: str, settings: Settings, path: Path) -> None:
+    """Store the demo's samples, or mostly short ones beside the longest of all."""
+    tokenizer = AutoTokenizer.from_pretrained(settings.target.path)
+    if corpus == "demo":
+        limits = {"max_length": settings.corpus.max_length, "max_samples": 1550}
+        store_stdlib(path, tokenizer, split="train", **limits)
+        return
+    whole = path.with_name("whole")
+    store, _ = store_stdlib(whole, tokenizer, split="train", max_length=HEAVY_LENGTH)
+    ranked = np.argsort(store.lengths, kind="stable")
+    short, long = ranked[: len(ranked) // 2], ranked[-len(ranked) // 12 :]
+    chosen = np.sort(np.concatenate([short, long]))
+    write_store(path, (store[int(index)] for index in chosen))
+
+
+def compare(job: TrainingJob, turns: int) -> list[Row]:
+    """Calibrate, predict every strategy, then train them in turns."""
+    shutil.rmtree(job.run_dir, ignore_errors=True)
+    job.run_dir.mkdir(parents=True)
+    cost = calibrate(job)
+    lengths = TokenStore.open(job.store).lengths
+    job = job.model_copy(
+        update={
+            "consumer_cost": cost.plan_cost(
+                job.training.topology.kind,
+                block_size=job.draft.block_size,
+                mean_length=float(lengths.mean()),
+            ),
+            "target_cost": cost.target_cost(),
+        }
+    )
+    rows = [forecast(with_strategy(job, name), cost) for name in STRATEGIES]
+    jobs = [
+        with_strategy(job, row.strategy, job.run_dir / f"{row.strategy}-{turn}")
+        for turn in range(turns)
+        for row in rows
+    ]
+    file = job.run_dir / "jobs.json"
+    file.write_text(json.dumps([json.loads(one.model_dump_json()) for one in jobs]))
+    torchrun(job, str(Path(__file__)), "--ranks", str(file))
+    for index, one in enumerate(jobs):
+        rows[index % len(rows)].measured.append(measured(one.run_dir))
+    return rows
+
+
+def with_strategy(job: TrainingJob, name: str, run_dir: Path | None = None) -> TrainingJob:
+    batching = job.batching.model_copy(update={"strategy": name})
+    return job.model_copy(update={"batching": batching, "run_dir": run_dir or job.run_dir})
+
+
+def calibrate(job: TrainingJob) -> CostModel:
+    file, out = job.run_dir / "job.json", job.run_dir / "cost.json"
+    file.write_text(job.model_dump_json())
+    words = ("--config", str(file), "--out", str(out))
+    torchrun(job, "-m", "dflash_core.training.calibration", *words)
     return CostModel.model_validate_json(out.read_bytes())
 
 
-def train(job: TrainingJob, strategy: str) -> float:
-    """Train and return Ktok/s over the steps after warming up."""
-    batching = job.batching.model_copy(update={"strategy": strategy})
-    torchrun("dflash_core.training", job.model_copy(update={"batching": batching}))
-    lines = [json.loads(x) for x in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+def torchrun(job: TrainingJob, *words: str) -> None:
+    ranks = f"--nproc-per-node={job.training.topology.num_ranks}"
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", ranks)
+    with (job.run_dir / "log.txt").open("a") as log:
+        subprocess.run(
+            [*launcher, *words],
+            check=True,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+
+
+def train_on_this_rank(file: Path) -> None:
+    jobs = [TrainingJob.model_validate(job) for job in json.loads(file.read_text())]
+    with join_ranks(jobs[0].training) as ranks:
+        for job in jobs:
+            job.run_dir.mkdir(exist_ok=True)
+            run_job(job, ranks)
+
+
+def measured(run_dir: Path) -> float:
+    """Return Ktok/s over the steps after warming up."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     steady = lines[WARM_UP_STEPS:]
     return sum(x["real_tokens"] for x in steady) / sum(x["step_s"] for x in steady) / 1000
 
 
-def torchrun(module: str, job: TrainingJob, *words: str) -> None:
-    shutil.rmtree(job.run_dir, ignore_errors=True)
-    job.run_dir.mkdir(parents=True)
-    file = job.run_dir / "job.json"
-    file.write_text(job.model_dump_json())
-    ranks = f"--nproc-per-node={job.training.topology.num_ranks}"
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", ranks)
-    subprocess.run(
-        [*launcher, "-m", module, "--config", str(file), *words],
-        check=True,
-        capture_output=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def forecast(job: TrainingJob, cost: CostModel, strategy: str) -> tuple[float, float, float]:
-    """Return Ktok/s of the very steps that will be measured, and the interval."""
-    plan = plan_of(job, strategy)
-    topology = job.training.topology
-    work = Workload.of_plan(plan, block_size=BLOCK_SIZE)
-    routes = None
-    if topology.kind == "disaggregated":
-        routes = route_targets(plan.assignment, plan.costs(), topology.num_target_ranks)
-    durations = durations_of(work, cost, topology)
-    ends = simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth).step_ends
+def forecast(job: TrainingJob, cost: CostModel) -> Row:
+    """Predict the very steps that will be measured."""
+    plan, topology, block_size = plan_of(job), job.training.topology, job.draft.block_size
+    work = Workload.of_plan(plan, block_size=block_size)
+    whole = predict(plan, cost, block_size=block_size, topology=topology, workload=work)
+    ends = timeline_of(plan, work, cost, topology).step_ends
     steps = min(job.training.max_steps or plan.num_steps, plan.num_steps)
     placed = plan.assignment[WARM_UP_STEPS:steps]
-    tokens = plan.real_tokens[placed[placed >= 0]].sum()
-    ktok_s = float(tokens / (ends[steps - 1] - ends[WARM_UP_STEPS - 1]) / 1000)
-    whole = predict(plan, cost, block_size=BLOCK_SIZE, topology=topology, workload=work)
-    return ktok_s, ktok_s * whole.low / whole.ktok_s, ktok_s * whole.high / whole.ktok_s
+    seconds = float(ends[steps - 1] - ends[WARM_UP_STEPS - 1])
+    ktok_s = int(plan.real_tokens[placed[placed >= 0]].sum()) / seconds / 1000
+    low, high = (ktok_s * end / whole.ktok_s for end in (whole.low, whole.high))
+    return Row(job.batching.strategy, ktok_s, low, high, [])
 
 
-def plan_of(job: TrainingJob, strategy: str) -> EpochPlan:
+def plan_of(job: TrainingJob) -> EpochPlan:
     store = TokenStore.open(job.store)
     return plan_epoch(
         store.lengths,
-        job.batching.model_copy(update={"strategy": strategy}),
+        job.batching,
         epoch=0,
         seed=job.training.seed,
         world_size=job.training.topology.num_consumers,
         supervised=store.supervised,
+        cost=job.consumer_cost,
     )
 
 
-def show(corpus: str, topology: str, rows: list[Row]) -> float:
-    """Print a table and return the largest error."""
-    print(f"\n{corpus}, {topology}")
-    print(
-        f"{'strategy':10}{'predicted':>10}{'interval':>16}{'measured':>10}{'turns':>16}{'error':>8}"
-    )
+def show(title: str, rows: list[Row]) -> None:
+    print(f"\n{title}")
+    headings = f"{'predicted':>10}{'interval':>16}{'measured':>10}{'turns':>16}{'error':>8}"
+    print(f"{'strategy':10}{headings}")
     for row in rows:
         interval = f"{row.low:.2f}..{row.high:.2f}"
         turns = f"{min(row.measured):.2f}..{max(row.measured):.2f}"
         print(
             f"{row.strategy:10}{row.predicted:10.2f}{interval:>16}{row.median:10.2f}{turns:>16}"
-            f"{row.predicted / row.median - 1:+8.1%}"
+            f"{row.error:+8.1%}",
+            flush=True,
         )
     for a, b in combinations(rows, 2):
         apart = a.low > b.high or b.low > a.high
         if apart and (a.predicted > b.predicted) != (a.median > b.median):
             print(f"WRONG ORDER: {a.strategy} and {b.strategy}")
-    return max(abs(row.predicted / row.median - 1) for row in rows)
 
 
 if __name__ == "__main__":

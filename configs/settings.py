@@ -54,6 +54,8 @@ class RunConfig(FrozenModel):
     """Least free space under root at the start of a run, in gigabytes."""
     warm_start: Path | None = None
     """A drafter in z-lab layout to start from; fresh weights when not given."""
+    calibration: Path | None = None
+    """Cost model of an earlier calibration to use; one of another machine or model is refused."""
     concurrency_limit: str | None = Field(default=None, min_length=1)
     """Global concurrency limit held while torchrun runs, so that deployments share GPUs in turn."""
     nodes: int = Field(default=1, ge=1)

@@ -29,7 +29,7 @@ def plan_batches(settings: Settings) -> RunSummary | State[Any]:
         open_run_folder(settings.run, default_name=name) as folder,
         open_tracking(settings, folder) as run,
     ):
-        summary, _ = choose_strategy(settings, folder, run, target)
+        summary, *_ = choose_strategy(settings, folder, run, target)
         run.log_files(write_report(summary, folder))
     if summary.gate.chosen is None:
         return Failed(name="Rejected", message=summary.gate.reason)

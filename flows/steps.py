@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
+from dflash_core.throughput import CostModel
 from tasks.calibrate import calibrate
 from tasks.compare import compare, gate
 from tasks.pilot import pilot
@@ -21,14 +22,14 @@ __all__ = ["choose_strategy"]
 
 def choose_strategy(
     settings: Settings, folder: RunFolder, run: TrackedRun, target: str
-) -> tuple[RunSummary, CorpusReport]:
+) -> tuple[RunSummary, CorpusReport, CostModel]:
     """Prepare, profile, calibrate, compare and judge; every strategy gets a nested run."""
     run.log_params(settings.model_dump(mode="json"))
     corpus = prepare_corpus(settings, folder)
     profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
     fit = fit_edges(settings, profile)
     job = training_job(settings, corpus.train, folder)
-    cost = calibrate(job, folder)
+    cost = calibrate(job, folder, given=settings.run.calibration)
     strategies = compare(settings, corpus.train, cost)
     result = gate(settings, strategies)
     if result.pilots:
@@ -40,6 +41,7 @@ def choose_strategy(
                     folder,
                     strategy=strategies[index].name,
                     mixing=strategies[index].mixing,
+                    cost=cost,
                 ),
                 folder,
                 num_steps=settings.gate.pilot_steps,
@@ -59,4 +61,4 @@ def choose_strategy(
         gate=result,
     )
     record_comparison(run, summary, corpus, profile)
-    return summary, corpus
+    return summary, corpus, cost

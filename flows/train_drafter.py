@@ -9,6 +9,7 @@ from prefect.states import Failed
 from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
+from dflash_core.throughput import CostModel
 from flows.steps import choose_strategy
 from tasks.accuracy import hold_run
 from tasks.console import announce
@@ -36,9 +37,9 @@ def train_drafter(settings: Settings) -> RunSummary | State[Any]:
         open_run_folder(settings.run, default_name=name) as folder,
         open_tracking(settings, folder) as run,
     ):
-        summary, corpus = choose_strategy(settings, folder, run, target)
+        summary, corpus, cost = choose_strategy(settings, folder, run, target)
         if summary.gate.chosen is not None:
-            summary = _train(settings, folder, run, summary, corpus)
+            summary = _train(settings, folder, run, summary, corpus, cost)
         page = write_report(summary, folder)
         run.log_files(page)
         run.log_files(folder.path / "summary.json")
@@ -54,15 +55,24 @@ def _train(
     run: TrackedRun,
     summary: RunSummary,
     corpus: CorpusReport,
+    cost: CostModel,
 ) -> RunSummary:
     """Train the chosen strategy, measure the drafter, register it."""
     assert summary.gate.chosen is not None
     chosen = summary.strategies[summary.gate.chosen]
-    job = training_job(settings, corpus.train, folder, strategy=chosen.name, mixing=chosen.mixing)
+    job = training_job(
+        settings,
+        corpus.train,
+        folder,
+        strategy=chosen.name,
+        mixing=chosen.mixing,
+        cost=cost,
+    )
     with run.child("training", {"strategy": chosen.name, "mixing": chosen.mixing}) as training:
         training.log_params(job.model_dump(mode="json"))
         drafter = train(job, folder, training)
-        facts = training_facts(job, chosen)
+        accuracy = hold_run(job, chosen, folder, training)
+        facts = training_facts(job, chosen, accuracy)
         training.log_metrics(
             {
                 "ktok_s_measured": facts.measured_ktok_s,
@@ -70,7 +80,6 @@ def _train(
                 "prediction_error": facts.prediction_error,
             }
         )
-        hold_run(job, chosen, folder, training)
         acceptance = evaluate(settings, drafter, corpus.held_out)
         training.log_metrics({"tau": acceptance.tau, "tau_mean": acceptance.overall.tau_mean})
         training.log_json("acceptance.json", acceptance.model_dump(mode="json"))

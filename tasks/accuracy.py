@@ -2,7 +2,6 @@
 
 import json
 
-import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -25,10 +24,13 @@ def hold_run(
     metrics = (job.run_dir / "metrics.jsonl").read_text()
     found = hold_against([json.loads(line) for line in metrics.splitlines()], strategy.prediction)
     run.log_json("prediction.json", found.model_dump(mode="json"))
-    run.log_metrics(
-        {f"prediction_error/epoch_{epoch.epoch}": epoch.error for epoch in found.epochs}
-    )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    history = history_file(folder.cache, fingerprint(job, device))
+    for epoch in found.epochs:
+        stages = {
+            f"busy_share_error/{stage}/epoch_{epoch.epoch}": predicted - epoch.measured_busy[stage]
+            for stage, predicted in epoch.predicted_busy.items()
+            if stage in epoch.measured_busy
+        }
+        run.log_metrics({f"prediction_error/epoch_{epoch.epoch}": epoch.error, **stages})
+    history = history_file(folder.cache, fingerprint(job))
     remember_ratio(history, found.measured_ktok_s / found.predicted_ktok_s)
     return found

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import atomic_write
-from dflash_core.throughput import CostModel, Fingerprint, learn_drift
+from dflash_core.throughput import CostModel, learn_drift
+from dflash_core.training.calibrated import read_cost_model
 from dflash_core.training.calibration import fingerprint
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.machine_history import history_file, read_ratios
@@ -21,28 +21,26 @@ __all__ = ["calibrate"]
 
 
 @task(name="calibrate", cache_policy=NO_CACHE)
-def calibrate(job: TrainingJob, folder: RunFolder) -> CostModel:
+def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None) -> CostModel:
     """Time target and drafter with all ranks busy; reused while machine, models and code match."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    marks = fingerprint(job, device).model_dump()
+    marks = fingerprint(job)
     shapes = [job.batching.token_budget, job.batching.anchors.model_dump()]
-    file = cached_path(folder, "calibration", marks, shapes)
-    reused = file.is_file()
+    file = given or cached_path(folder, "calibration", marks.model_dump(), shapes)
+    reused = given is not None or file.is_file()
     if not reused:
         with gpu_slot(folder.concurrency_limit):
             _measure(job, file, folder)
-    model = CostModel.model_validate_json(file.read_bytes())
+    model = read_cost_model(file)
+    model.require(marks)
+    learnt = learn_drift(read_ratios(history_file(folder.cache, marks)))
     announce(
         f"calibration: held-out error {model.relative_error:.1%}{' (reused)' if reused else ''}"
     )
-    history = history_file(folder.cache, Fingerprint.model_validate(marks))
-    learnt = learn_drift(read_ratios(history))
-    model = model.model_copy(update={"drift": learnt.drift})
     if learnt.warning:
-        logger().warning(learnt.warning)
+        announce(f"  {learnt.warning}")
     for terms in model.inseparable:
-        logger().warning("the measured shapes cannot tell apart %s", terms)
-    return model
+        announce(f"  the measured shapes cannot tell apart {terms}")
+    return model.model_copy(update={"drift": learnt.drift})
 
 
 def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:

@@ -30,6 +30,11 @@ def compare(settings: Settings, store: Path, cost: CostModel) -> list[StrategyFa
         seed=settings.training.seed,
         world_size=settings.training.topology.num_consumers,
         supervised=opened.supervised,
+        cost=cost.plan_cost(
+            settings.training.topology.kind,
+            block_size=settings.draft.block_size,
+            lengths=opened.lengths,
+        ),
     )
     return [_facts(report, cost, settings) for report in reports]
 

@@ -12,14 +12,16 @@ from prefect.cache_policies import NO_CACHE
 from dflash_core.artifacts import atomic_write
 from dflash_core.reporting import RunSummary, TrainingFacts, render_page
 from dflash_core.reporting.summary import StrategyFacts
+from dflash_core.throughput import Accuracy
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.preflight import MemoryReport
+from dflash_core.training.trainer import MEMORY_NAME
 from tasks.artifacts import publish
 from tasks.run_folder import RunFolder
 
 __all__ = ["environment", "training_facts", "write_report"]
 
 SUMMARY_NAME = "summary.json"
-WARM_UP_SHARE = 0.05
 PACKAGES = ("torch", "transformers", "prefect", "mlflow", "polars", "numpy")
 
 
@@ -32,29 +34,31 @@ def write_report(summary: RunSummary, folder: RunFolder) -> Path:
     return page
 
 
-def training_facts(job: TrainingJob, strategy: StrategyFacts) -> TrainingFacts:
-    """Read what training wrote and say what it did.
-
-    Measured throughput leaves out the first steps, which warm up caches and allocators.
-    """
+def training_facts(job: TrainingJob, strategy: StrategyFacts, accuracy: Accuracy) -> TrainingFacts:
+    """Read what training wrote and say what it did."""
     lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
-    steady = lines[int(len(lines) * WARM_UP_SHARE) :]
     learnt = [line for line in lines if line["loss"] is not None]  # null where a step was skipped
     last = learnt[-max(len(learnt) // 20, 1) :]
-    seconds = sum(line["step_s"] for line in steady)
     return TrainingFacts(
         strategy=f"{strategy.name}/{strategy.mixing}",
         num_steps=len(lines),
         epochs=job.training.epochs,
         seconds=sum(line["step_s"] for line in lines),
-        measured_ktok_s=sum(line["real_tokens"] for line in steady) / seconds / 1000,
-        predicted_ktok_s=strategy.prediction.ktok_s,
+        measured_ktok_s=accuracy.measured_ktok_s,
+        predicted_ktok_s=accuracy.predicted_ktok_s,
+        accuracy=accuracy,
         final_loss=sum(line["loss"] for line in last) / len(last),
         expected_acceptance=sum(line["expected_acceptance"] for line in last) / len(last),
+        memory=_memory(job),
         peak_memory_bytes=max(line["peak_memory_bytes"] for line in lines),
         losses=tuple(line["loss"] for line in learnt),
         acceptances=tuple(line["expected_acceptance"] for line in learnt),
     )
+
+
+def _memory(job: TrainingJob) -> str:
+    file = job.run_dir / MEMORY_NAME  # none without a pre-flight, and on runs of older versions
+    return str(MemoryReport.model_validate_json(file.read_bytes())) if file.is_file() else ""
 
 
 def environment() -> dict[str, str]:

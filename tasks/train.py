@@ -8,10 +8,14 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.corpus.store import TokenStore
 from dflash_core.planning.config import BatchingConfig
+from dflash_core.throughput import CostModel
+from dflash_core.training.calibrated import balanced
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.preflight import PREFLIGHT
 from tasks.artifacts import progress_artifact
-from tasks.console import logger, progress
+from tasks.console import announce, logger, progress
 from tasks.gpu_pool import gpu_slot
 from tasks.run_folder import RunFolder
 from tasks.system_metrics import system_metrics
@@ -30,12 +34,16 @@ def training_job(
     *,
     strategy: str | None = None,
     mixing: str | None = None,
+    cost: CostModel | None = None,
 ) -> TrainingJob:
-    """Return the job of a run: its settings, with the chosen strategy and mixing if given."""
+    """Return the job of a run: its settings, with the chosen strategy and mixing if given.
+
+    A calibrated machine's ranks are balanced by its costs.
+    """
     chosen = {"strategy": strategy, "mixing": mixing}
     given = {name: value for name, value in chosen.items() if value is not None}
     batching = BatchingConfig.model_validate({**settings.batching.model_dump(), **given})
-    return TrainingJob(
+    job = TrainingJob(
         run_dir=folder.training,
         store=store,
         target=settings.target,
@@ -45,6 +53,7 @@ def training_job(
         training=settings.training,
         init_drafter=settings.run.warm_start,
     )
+    return job if cost is None else balanced(job, cost, TokenStore.open(store).lengths)
 
 
 @task(name="train", cache_policy=NO_CACHE)
@@ -56,6 +65,10 @@ def train(job: TrainingJob, folder: RunFolder, run: TrackedRun) -> Path:
     job_file = atomic_write(job.run_dir / JOB_NAME, job.model_dump_json(indent=1) + "\n")
     steps = StepMetrics(run)
     run.log_files(job_file)
+
+    def on_line(line: str) -> None:
+        (announce if line.startswith(PREFLIGHT) else logger().info)(line)
+
     with (
         progress("training steps") as on_progress,
         progress_artifact("training-progress", "training steps") as on_page,
@@ -74,7 +87,7 @@ def train(job: TrainingJob, folder: RunFolder, run: TrackedRun) -> Path:
                 run_dir=job.run_dir,
                 threads_per_rank=job.training.threads_per_rank,
                 machines=folder.machines,
-                on_line=logger().info,
+                on_line=on_line,
                 on_metrics=on_metrics,
             )
     return job.run_dir / "drafter"

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dflash_core.planning.cost import PlanCost
 from dflash_core.planning.epoch_plan import EpochPlan
 from dflash_core.planning.ranks import assign_ranks
 from dflash_core.planning.shuffling import random_stream
@@ -13,7 +14,7 @@ __all__ = ["relayout"]
 RELAYOUT = 3
 
 
-def relayout(plan: EpochPlan, *, world_size: int) -> EpochPlan:
+def relayout(plan: EpochPlan, *, world_size: int, cost: PlanCost | None = None) -> EpochPlan:
     """Lay a plan out for another number of consuming ranks, without planning it again.
 
     Steps hold what they held; rank loads are as evenly balanced as in a plan made for
@@ -23,6 +24,7 @@ def relayout(plan: EpochPlan, *, world_size: int) -> EpochPlan:
     Args:
         plan: The plan.
         world_size: Ranks that consume micro-batches.
+        cost: Measure that balances them; the plan's own when not given.
     """
     num_steps = plan.num_steps
     members = plan.assignment.reshape(num_steps, -1)
@@ -38,11 +40,11 @@ def relayout(plan: EpochPlan, *, world_size: int) -> EpochPlan:
     members = np.take_along_axis(members, order, axis=1)
     weights = np.take_along_axis(weights, order, axis=1)
     # A repeat gets a number of its own, so that it can be told from the original.
-    costs = plan.costs()
+    identity = replace(plan.identity, world_size=world_size, cost=cost or plan.identity.cost)
+    costs = plan.costs(identity.cost)
     repeats = np.flatnonzero((weights.ravel() == 0) & (members.ravel() >= 0))
     originals = members.ravel()[repeats]
     members.ravel()[repeats] = costs.size + np.arange(repeats.size)
-    identity = replace(plan.identity, world_size=world_size)
     placed = assign_ranks(
         identity.config.mixing,
         members,

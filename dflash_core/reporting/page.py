@@ -13,7 +13,13 @@ from dflash_core.reporting.figures import (
     training_figure,
 )
 from dflash_core.reporting.summary import RunSummary
-from dflash_core.reporting.tables import Table, acceptance_table, headline, strategy_table
+from dflash_core.reporting.tables import (
+    Table,
+    acceptance_table,
+    accuracy_table,
+    headline,
+    strategy_table,
+)
 
 __all__ = ["render_page"]
 
@@ -64,6 +70,7 @@ def render_page(summary: RunSummary) -> str:
     if summary.training is not None:
         parts += [
             "<h2>Training</h2>",
+            _table(accuracy_table(summary)) if summary.training.accuracy else "",
             _figure(
                 training_figure(summary.training),
                 "Loss and the acceptance length that teacher forcing promises, smoothed.",

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from dflash_core.config import FrozenModel
 from dflash_core.decoding.acceptance import AcceptanceReport
+from dflash_core.throughput.accuracy import Accuracy
 from dflash_core.throughput.gate import GateResult
 from dflash_core.throughput.prediction import Prediction
 
@@ -104,6 +105,10 @@ class TrainingFacts(FrozenModel):
     """Acceptance length that teacher forcing promises, over the same steps."""
     peak_memory_bytes: int
     """Over all ranks."""
+    accuracy: Accuracy | None = None
+    """Each epoch and stage held against the prediction."""
+    memory: str = ""
+    """What the pre-flight found, in words."""
     losses: tuple[float, ...]
     """Loss of each step."""
     acceptances: tuple[float, ...]

@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 from dflash_core.reporting.summary import RunSummary
 
-__all__ = ["Table", "acceptance_table", "headline", "markdown", "strategy_table"]
+__all__ = [
+    "Table",
+    "acceptance_table",
+    "accuracy_table",
+    "headline",
+    "markdown",
+    "strategy_table",
+]
+
+STAGES = ("prefetch", "target", "draft")
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,28 @@ def strategy_table(summary: RunSummary) -> Table:
                 "chosen" if index == summary.gate.chosen else word,
             )
         )
+    return Table(headings, tuple(rows))
+
+
+def accuracy_table(summary: RunSummary) -> Table:
+    """Return measured and predicted throughput and busy shares of each epoch."""
+    accuracy = None if summary.training is None else summary.training.accuracy
+    stages = STAGES if accuracy is not None else ()
+    headings = ("epoch", "Ktok/s measured", "predicted", "error", "in interval")
+    headings += tuple(f"{stage} busy, measured (predicted)" for stage in stages)
+    rows = []
+    for epoch in () if accuracy is None else accuracy.epochs:
+        cells = [
+            f"{epoch.epoch + 1}",
+            f"{epoch.measured_ktok_s:.2f}",
+            f"{epoch.predicted_ktok_s:.2f}",
+            f"{epoch.error:+.1%}",
+            "yes" if epoch.inside else "no",
+        ]
+        for stage in stages:
+            measured = epoch.measured_busy.get(stage, 0.0)
+            cells.append(f"{measured:.0%} ({epoch.predicted_busy.get(stage, 0.0):.0%})")
+        rows.append(tuple(cells))
     return Table(headings, tuple(rows))
 
 
@@ -97,6 +128,8 @@ def headline(summary: RunSummary) -> list[tuple[str, str]]:
                 f"{training.expected_acceptance:.2f}",
             )
         )
+        if training.memory:
+            lines.append(("memory", training.memory))
     if acceptance is not None:
         speed = "" if acceptance.speedup is None else f", {acceptance.speedup:.2f}x plain decoding"
         lines.append(

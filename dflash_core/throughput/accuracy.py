@@ -130,7 +130,11 @@ def _epoch(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> EpochA
         error=prediction.ktok_s / measured - 1,
         inside=prediction.low <= measured <= prediction.high,
         measured_busy=shares,
-        predicted_busy={"target": prediction.target_busy, "draft": prediction.draft_busy},
+        predicted_busy={
+            "prefetch": prediction.prefetch_busy,
+            "target": prediction.target_busy,
+            "draft": prediction.draft_busy,
+        },
     )
 
 

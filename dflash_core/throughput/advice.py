@@ -1,12 +1,14 @@
 """Which split of the ranks, which token and anchor budget? Ranked, with the reason."""
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
 from dflash_core.errors import ConfigError, PlanError
-from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch, relayout
+from dflash_core.planning import BatchingConfig, num_anchors, plan_epoch, relayout
 from dflash_core.throughput.cost import CostModel
 from dflash_core.throughput.prediction import Prediction, predict
 from dflash_core.throughput.topology import Split
@@ -15,6 +17,7 @@ from dflash_core.throughput.workload import Workload
 __all__ = ["Option", "advise", "splits_of"]
 
 BUDGET_SHARES = (1.0, 0.5, 0.25)
+KINDS: tuple[Literal["colocated", "disaggregated"], ...] = ("colocated", "disaggregated")
 
 
 class Option(FrozenModel):
@@ -83,6 +86,7 @@ def advise(
     """
     if num_ranks < 1:
         raise ConfigError(f"there are {num_ranks} ranks to divide; give at least 1 with --gpus")
+    balance = {kind: cost.plan_cost(kind, block_size=block_size, lengths=lengths) for kind in KINDS}
     found: list[tuple[Split, BatchingConfig, Prediction]] = []
     failures: list[PlanError] = []
     for chosen in _budgets(config, lengths, supervised):
@@ -98,7 +102,7 @@ def advise(
         )
         for split in splits_of(num_ranks, queue_depth=queue_depth):
             prediction = predict(
-                _for_ranks(plan, split.num_consumers),
+                relayout(plan, world_size=split.num_consumers, cost=balance[split.kind]),
                 cost,
                 block_size=block_size,
                 topology=split,
@@ -122,10 +126,6 @@ def advise(
         )
         for split, chosen, prediction in found
     ]
-
-
-def _for_ranks(plan: EpochPlan, world_size: int) -> EpochPlan:
-    return plan if world_size == 1 else relayout(plan, world_size=world_size)
 
 
 def _budgets(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dflash_core.artifacts import content_digest
@@ -131,6 +131,8 @@ class Fingerprint(FrozenModel):
     """Hash of the target's config and weights."""
     draft: str
     """Hash of the drafter's shape and loss."""
+    block_size: int
+    """Block size of the drafter."""
     precision: str
     """Precision of target and training."""
     attention: str
@@ -211,29 +213,46 @@ class CostModel(FrozenModel):
             )
 
     def plan_cost(
-        self, kind: Literal["colocated", "disaggregated"], *, block_size: int, mean_length: float
+        self, kind: Literal["colocated", "disaggregated"], *, block_size: int, lengths: ArrayLike
     ) -> PlanCost:
         """Return the measure that balances the ranks which consume micro-batches.
 
         Args:
             kind: Consumers run target and drafter, or the drafter only.
             block_size: Block size of the drafter.
-            mean_length: Mean sequence length, at which blocks' attention is counted.
+            lengths: Sequence lengths in tokens; blocks' attention is counted at their mean.
         """
         draft = self.draft.coefficients
+        mean_length = float(np.mean(lengths))
         target = self.target.coefficients if kind == "colocated" else Coefficients()
-        per_slot = target.slot_s + draft.token_s
-        per_slot_length = target.slot_length_s
-        per_anchor = block_size * (draft.anchor_token_s + draft.anchor_context_s * mean_length)
-        unit = max(per_slot, per_anchor, per_slot_length * 2**8) / COST_RESOLUTION
-        if unit <= 0:
-            return PlanCost()
-        return PlanCost(
-            per_micro_batch=round((target.constant_s + draft.constant_s) / unit),
-            per_slot=round(per_slot / unit),
-            per_slot_length=round(per_slot_length / unit),
-            per_anchor=round(per_anchor / unit),
+        return _whole_numbers(
+            constant_s=target.constant_s + draft.constant_s,
+            slot_s=target.slot_s + draft.token_s,
+            slot_length_s=target.slot_length_s,
+            anchor_s=block_size * (draft.anchor_token_s + draft.anchor_context_s * mean_length),
         )
+
+    def target_cost(self) -> PlanCost:
+        """Return the measure that balances ranks which only run the target."""
+        target = self.target.coefficients
+        return _whole_numbers(
+            constant_s=target.constant_s, slot_s=target.slot_s, slot_length_s=target.slot_length_s
+        )
+
+
+def _whole_numbers(
+    *, constant_s: float, slot_s: float, slot_length_s: float, anchor_s: float = 0.0
+) -> PlanCost:
+    """Return seconds in a unit so small that rounding does not show."""
+    unit = max(slot_s, anchor_s, slot_length_s * 2**8) / COST_RESOLUTION
+    if unit <= 0:
+        return PlanCost()
+    return PlanCost(
+        per_micro_batch=round(constant_s / unit),
+        per_slot=round(slot_s / unit),
+        per_slot_length=round(slot_length_s / unit),
+        per_anchor=round(anchor_s / unit),
+    )
 
 
 def _short(value: object) -> str:

@@ -14,7 +14,7 @@ from dflash_core.throughput.simulation import Durations, Timeline, route_targets
 from dflash_core.throughput.topology import Split, Topology
 from dflash_core.throughput.workload import Workload
 
-__all__ = ["Prediction", "Stage", "durations_of", "predict"]
+__all__ = ["Prediction", "Stage", "durations_of", "predict", "timeline_of"]
 
 Stage = Literal["prefetch", "target", "transfer", "draft", "straggler"]
 
@@ -42,12 +42,16 @@ class Prediction(FrozenModel):
     """Share of the consuming ranks' time spent waiting for the slowest of a step."""
     starving_share: float = Field(ge=0, le=1)
     """Share of the consuming ranks' time spent waiting for input."""
+    prefetch_busy: float = Field(ge=0)
+    """Share of the time in which the next micro-batch is read and laid out."""
     target_busy: float = Field(ge=0)
     """Share of their time that ranks which run the target spend on it."""
     draft_busy: float = Field(ge=0)
     """Share of their time that ranks which run the drafter spend on it, steps included."""
-    mean_queue: float = Field(ge=0)
-    """Micro-batches that stand ready for a consuming rank, mean over time."""
+    prefetch_queue: float = Field(ge=0)
+    """Micro-batches that wait, read, for a rank that begins with them, mean over time."""
+    feature_queue: float = Field(ge=0)
+    """Micro-batches that wait, with features, for a drafter rank; 0 when colocated."""
 
 
 def predict(
@@ -76,27 +80,38 @@ def predict(
         CalibrationError: The plan was made for another number of ranks, or without supervised
             tokens.
     """
-    ranks = plan.assignment.shape[2]
     if topology is None:
-        topology = Split(num_ranks=ranks)
+        topology = Split(num_ranks=plan.assignment.shape[2])
+    if workload is None:
+        workload = Workload.of_plan(
+            plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
+        )
+    timeline = timeline_of(plan, workload, cost, topology)
+    step_s = cost.correction * cost.step_s
+    return _summarise(plan, timeline, topology, step_s, epochs, _spread(workload, cost))
+
+
+def timeline_of(
+    plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology
+) -> Timeline:
+    """Run a plan's epoch in simulated time.
+
+    Raises:
+        CalibrationError: The plan was made for another number of ranks.
+    """
+    ranks = plan.assignment.shape[2]
     if topology.num_consumers != ranks:
         raise CalibrationError(
             f"the plan is laid out for {ranks} consuming ranks and the topology has "
             f"{topology.num_consumers}; plan with world_size {topology.num_consumers}"
         )
-    if workload is None:
-        workload = Workload.of_plan(
-            plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
-        )
-    durations = durations_of(workload, cost, topology)
     routes = None
     if topology.kind == "disaggregated":
-        routes = route_targets(
-            plan.assignment, plan.costs(), topology.num_ranks - topology.num_consumers
-        )
-    timeline = simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth)
-    slower, faster = _spread(workload, cost)
-    return _summarise(plan, timeline, topology, durations.step_s, epochs, (slower, faster))
+        targets = topology.num_ranks - topology.num_consumers
+        costs = plan.costs(cost.target_cost())
+        routes = route_targets(plan.assignment, costs, targets, topology.shard_target)
+    durations = durations_of(workload, cost, topology)
+    return simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth)
 
 
 def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Durations:
@@ -166,9 +181,11 @@ def _summarise(
         bottleneck=max(shares, key=lambda name: shares[name]),
         waiting_share=_share(shares["straggler"]),
         starving_share=_share(timeline.input_waited_s / (consumers * epoch_s)),
+        prefetch_busy=timeline.busy_s[0] / (targets * epoch_s),
         target_busy=shares["target"],
         draft_busy=shares["draft"],
-        mean_queue=timeline.mean_queue,
+        prefetch_queue=timeline.mean_queues[0],
+        feature_queue=timeline.mean_queues[1],
     )
 
 

@@ -53,14 +53,15 @@ class Timeline:
         busy_s: Seconds that prefetch, target, transfer and drafter worked, all ranks together.
         input_waited_s: Seconds that consuming ranks waited for reading or features.
         step_waited_s: Seconds that consuming ranks waited for the slowest of a step.
-        mean_queue: Mean number of micro-batches that stand ready for a consuming rank.
+        mean_queues: Mean number of micro-batches that wait, read but not begun, for a rank that
+            begins with them; and with features, for a drafter rank (0 where both are one rank).
     """
 
     step_ends: NDArray[np.float64]
     busy_s: tuple[float, float, float, float]
     input_waited_s: float
     step_waited_s: float
-    mean_queue: float
+    mean_queues: tuple[float, float]
 
     @property
     def epoch_s(self) -> float:
@@ -96,42 +97,66 @@ def simulate(
     busy_s = [float(stage[used].sum()) for stage in stages]
     if routes is None:
         busy_s[2] = 0.0
-    span = float(step_ends[-1]) * placed.shape[2]
+    epoch_s = float(step_ends[-1])
+    consumers = placed.shape[2]
+    readers = consumers if routes is None else int(routes.max()) + 1
     return Timeline(
         step_ends=step_ends,
         busy_s=(busy_s[0], busy_s[1], busy_s[2], busy_s[3]),
         input_waited_s=float(waits[0]),
         step_waited_s=float(waits[1]),
-        mean_queue=float(waits[2]) / span if span else 0.0,
+        mean_queues=(
+            float(waits[2]) / (epoch_s * readers) if epoch_s else 0.0,
+            float(waits[3]) / (epoch_s * consumers) if epoch_s else 0.0,
+        ),
     )
 
 
 @compiled
-def route_targets(assignment, costs, num_targets):
+def route_targets(assignment, costs, num_targets, in_rounds=False):
     """Return the target rank of each place: the one with the least cost so far, as training does.
 
     Args:
         assignment: Micro-batch of each step, slot and consuming rank, -1 where idle.
         costs: Cost of each micro-batch.
         num_targets: Target ranks.
+        in_rounds: Whether each `num_targets` micro-batches of a step in turn go to as many ranks,
+            the costliest to the one with the least cost so far.
     """
+    num_steps, num_slots, num_ranks = assignment.shape
     routes = np.full(assignment.shape, -1, dtype=np.int64)
     loads = np.zeros(num_targets, dtype=np.int64)
-    for step in range(assignment.shape[0]):
-        for slot in range(assignment.shape[1]):
-            for rank in range(assignment.shape[2]):
-                index = assignment[step, slot, rank]
-                if index >= 0:
-                    target = np.argmin(loads)
-                    routes[step, slot, rank] = target
-                    loads[target] += costs[index]
+    size = num_targets if in_rounds else 1
+    places = np.zeros((num_slots * num_ranks, 2), dtype=np.int64)
+    for step in range(num_steps):
+        count = 0
+        for slot in range(num_slots):
+            for rank in range(num_ranks):
+                if assignment[step, slot, rank] >= 0:
+                    places[count, 0] = slot
+                    places[count, 1] = rank
+                    count += 1
+        for start in range(0, count, size):
+            turn = np.empty(min(size, count - start), dtype=np.int64)
+            for place in range(turn.size):
+                slot, rank = places[start + place]
+                turn[place] = costs[assignment[step, slot, rank]]
+            dearest, idlest = np.argsort(-turn, kind="mergesort"), np.zeros(1, dtype=np.int64)
+            if size == 1:
+                idlest[0] = np.argmin(loads)
+            else:
+                idlest = np.argsort(loads, kind="mergesort")
+            for place in range(turn.size):
+                slot, rank = places[start + dearest[place]]
+                routes[step, slot, rank] = idlest[place]
+                loads[idlest[place]] += turn[dearest[place]]
     return routes
 
 
 @compiled
 def _colocated(assignment, prefetch, target, transfer, draft, step_s, jitter, depth):
     num_steps, num_slots, num_ranks = assignment.shape
-    step_ends, waits = np.zeros(num_steps), np.zeros(3)
+    step_ends, waits = np.zeros(num_steps), np.zeros(4)
     count = np.zeros(num_ranks, dtype=np.int64)
     read, taken = np.zeros(num_ranks), np.zeros((num_ranks, depth))
     free, variance = np.zeros(num_ranks), np.zeros(num_ranks)
@@ -166,7 +191,7 @@ def _disaggregated(
     assignment, routes, num_targets, prefetch, target, transfer, draft, step_s, jitter, depth
 ):
     num_steps, num_slots, num_ranks = assignment.shape
-    step_ends, waits = np.zeros(num_steps), np.zeros(3)
+    step_ends, waits = np.zeros(num_steps), np.zeros(4)
     # Target ranks: number, last hand-over of reading and of features, times of taking, last send.
     made = np.zeros(num_targets, dtype=np.int64)
     read, taken = np.zeros(num_targets), np.zeros((num_targets, depth))
@@ -203,7 +228,8 @@ def _disaggregated(
                 start = max(free[rank], sent[source])
                 started[rank] = start
                 waits[0] += start - free[rank]
-                waits[2] += start - sent[source]
+                waits[2] += begun - read[source]
+                waits[3] += start - ready[source] - transfer[index]
                 free[rank] = start + draft[index]
                 variance[rank] += (jitter * draft[index]) ** 2
         latest = _expected_maximum(free, variance)

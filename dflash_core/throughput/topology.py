@@ -32,6 +32,11 @@ class Topology(Protocol):
         """Micro-batches that may wait between two stages."""
         ...
 
+    @property
+    def shard_target(self) -> bool:
+        """Whether the target's layers are spread over the ranks that run it."""
+        ...
+
 
 class Split(FrozenModel):
     """A division of ranks between target and drafter; no target ranks means colocated."""
@@ -42,6 +47,8 @@ class Split(FrozenModel):
     """Processes that only run the target; 0 when every rank runs both models."""
     queue_depth: int = Field(default=2, ge=1)
     """Micro-batches that may wait between two stages."""
+    shard_target: bool = False
+    """Whether the target's layers are spread over the ranks that run it."""
 
     @model_validator(mode="after")
     def _leave_drafters(self) -> "Split":

@@ -36,11 +36,11 @@ from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.features import OnlineFeatures, feature_shape, timed
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.optimizer import build_optimizer
-from dflash_core.training.ranks import Ranks, join_ranks
+from dflash_core.training.ranks import Ranks, device_of, join_ranks
 from dflash_core.training.rehearsal import colocated, rehearse
 from dflash_core.training.sharded import load_for_ranks
 
-__all__ = ["calibrate", "fingerprint", "main"]
+__all__ = ["calibrate", "fingerprint", "hardware_of", "main"]
 
 SECONDS = 12.0
 ROUNDS = (3, 12)
@@ -94,7 +94,7 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
         transfer_latency_s=latency_s,
         transfer_s_per_token=per_token_s,
         overlaps=_overlaps(job, ranks),
-        fingerprint=fingerprint(job, ranks.device),
+        fingerprint=fingerprint(job),
     )
     block_size = bench.block_size
     del bench  # its models would stand beside the rehearsal's
@@ -102,11 +102,11 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
     return model.model_copy(update={"correction": correction})
 
 
-def fingerprint(job: TrainingJob, device: torch.device) -> Fingerprint:
+def fingerprint(job: TrainingJob) -> Fingerprint:
     """Return what a calibration of this job on this machine is good for."""
     training = job.training
     return Fingerprint(
-        hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        hardware=hardware_of(device_of(training)),
         num_ranks=training.topology.num_ranks,
         threads_per_rank=training.threads_per_rank,
         target=target_digest(job.target.path),
@@ -115,10 +115,16 @@ def fingerprint(job: TrainingJob, device: torch.device) -> Fingerprint:
             job.loss.model_dump(mode="json"),
             job.target.layer_ids,
         ),
+        block_size=job.draft.block_size,
         precision=f"{job.target.dtype}/{training.precision}",
         attention=job.target.attention,
         versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
+
+
+def hardware_of(device: torch.device) -> str:
+    """Return the name of a device: the GPU's, or the processor's and how many of them."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
 
 
 class _Bench:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from dflash_core.config import FrozenModel
 from dflash_core.draft.config import DraftConfig, LossConfig
 from dflash_core.planning.config import BatchingConfig
+from dflash_core.planning.cost import PlanCost
 from dflash_core.target.config import TargetConfig
 
 __all__ = [
@@ -174,5 +175,9 @@ class TrainingJob(FrozenModel):
     """The plan's settings."""
     training: TrainingConfig = TrainingConfig()
     """The run's settings."""
+    consumer_cost: PlanCost = PlanCost()
+    """Measure that balances consuming ranks: who runs what, not what a step holds."""
+    target_cost: PlanCost = PlanCost()
+    """Measure that balances ranks which only run the target."""
     init_drafter: Path | None = None
     """Warm start: a drafter in z-lab layout."""

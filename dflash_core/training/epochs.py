@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.planning import BatchingConfig, EpochPlan, plan_epoch
+from dflash_core.throughput import route_targets
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.objective import MicroBatch
 
-__all__ = ["Epochs", "StepCounts", "Work", "route_targets"]
+__all__ = ["Epochs", "StepCounts", "Work"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Epochs:
                     seed=self._job.training.seed,
                     world_size=self._job.training.topology.num_consumers,
                     supervised=self._supervised,
+                    cost=self._job.consumer_cost,
                 )
             return self._plans[epoch]
 
@@ -241,38 +243,12 @@ class Epochs:
             if epoch not in self._routes:
                 self._routes = {e: r for e, r in self._routes.items() if abs(e - epoch) <= 1}
                 self._routes[epoch] = route_targets(
-                    plan, max(num_targets, 1), in_rounds=topology.shard_target
+                    plan.assignment,
+                    plan.costs(self._job.target_cost),
+                    max(num_targets, 1),
+                    topology.shard_target,
                 )
             return self._routes[epoch]
-
-
-def route_targets(
-    plan: EpochPlan, num_targets: int, *, in_rounds: bool = False
-) -> NDArray[np.int64]:
-    """Return the target rank of each placed micro-batch: the one with the least cost so far.
-
-    Args:
-        plan: The epoch's plan.
-        num_targets: Target ranks.
-        in_rounds: Whether each ``num_targets`` micro-batches of a step in turn go to as many ranks,
-            the costliest to the one with the least cost so far.
-
-    Returns:
-        Same shape as ``plan.assignment``, -1 where nothing is placed.
-    """
-    costs = plan.costs()
-    routes = np.full(plan.assignment.shape, -1, dtype=np.int64)
-    loads = np.zeros(num_targets, dtype=np.int64)
-    for step, placed in enumerate(plan.assignment):
-        places = [tuple(place) for place in np.argwhere(placed >= 0)]
-        size = num_targets if in_rounds else 1
-        for start in range(0, len(places), size):
-            turn = places[start : start + size]
-            turn.sort(key=lambda place: -costs[placed[place]])
-            for where, target in zip(turn, np.argsort(loads, kind="stable"), strict=False):
-                routes[step][where] = target
-                loads[target] += costs[placed[where]]
-    return routes
 
 
 def _micro_batch(

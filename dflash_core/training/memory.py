@@ -30,7 +30,8 @@ def memory_limit_bytes(device: torch.device, *, sharing: int) -> int:
         sharing: Ranks that share a CPU's memory.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
+        # What other processes hold on this GPU is not ours to use.
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     limits = [_kib(Path("/proc/meminfo"), "MemTotal")]
     for file in CGROUP_LIMITS:
         text = file.read_text().strip() if file.is_file() else "max"

@@ -25,10 +25,12 @@ from dflash_core.training.monitor import peak_memory_bytes
 from dflash_core.training.objective import MicroBatch, Objective
 from dflash_core.training.ranks import Ranks
 
-__all__ = ["MemoryReport", "consumer_run", "preflight", "target_run"]
+__all__ = ["PREFLIGHT", "MemoryReport", "consumer_run", "preflight", "target_run"]
 
 Run = Callable[[MicroBatch], None]
 SAFE_SHARE = 0.95
+GIB = 2**30
+PREFLIGHT = "pre-flight"
 
 
 class MemoryReport(FrozenModel):
@@ -40,24 +42,32 @@ class MemoryReport(FrozenModel):
     """What a rank may use."""
     worst: tuple[str, ...]
     """The micro-batches that were run, in words."""
+    cache_bytes: int = 0
+    """What keeping all features on disk would take; 0 without a target."""
+
+    @property
+    def headroom(self) -> float:
+        """Share of the memory that stays free."""
+        return max(1 - self.peak_bytes / self.limit_bytes, 0.0)
 
     def __str__(self) -> str:
         """Return one line."""
-        share = self.peak_bytes / self.limit_bytes
+        cache = f"; a feature cache would take {self.cache_bytes / GIB:,.2f} GiB of disk"
         return (
-            f"pre-flight: the {len(self.worst)} worst micro-batches ran; peak "
+            f"{PREFLIGHT}: the {len(self.worst)} worst micro-batches ran; peak "
             f"{self.peak_bytes / 2**20:,.0f} MiB of {self.limit_bytes / 2**20:,.0f} MiB a rank, "
-            f"headroom {max(1 - share, 0):.0%}"
+            f"headroom {self.headroom:.0%}{cache if self.cache_bytes else ''}"
         )
 
 
-def preflight(epochs: Epochs, run: Run, ranks: Ranks) -> MemoryReport:
+def preflight(epochs: Epochs, run: Run, ranks: Ranks, *, cache_bytes: int = 0) -> MemoryReport:
     """Run the first epoch's worst micro-batches on this rank; every rank calls this.
 
     Args:
         epochs: The plans.
         run: Does with a micro-batch what training will do, and leaves no trace.
         ranks: This process among the others.
+        cache_bytes: What keeping all features on disk would take.
 
     Raises:
         TrainingError: A micro-batch does not fit; says which and what budget would.
@@ -75,7 +85,9 @@ def preflight(epochs: Epochs, run: Run, ranks: Ranks) -> MemoryReport:
     if ranks.everyone is not None:
         with ranks.waiting("the other ranks", "the pre-flight"):
             dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=ranks.everyone)
-    return MemoryReport(peak_bytes=int(highest), limit_bytes=limit, worst=tuple(told))
+    return MemoryReport(
+        peak_bytes=int(highest), limit_bytes=limit, worst=tuple(told), cache_bytes=cache_bytes
+    )
 
 
 def _run_safely(
@@ -89,6 +101,7 @@ def _run_safely(
     fixed = used_memory_bytes(device)
     whole = len(micro_batch.rows)
     part = max(whole // 4, 1)
+    needed = limit
     try:
         if part < whole:
             run(replace(micro_batch, rows=micro_batch.rows[:part]))
@@ -97,7 +110,7 @@ def _run_safely(
                 raise _too_large(words, needed, fixed, limit, token_budget)
         run(micro_batch)
     except torch.cuda.OutOfMemoryError as error:
-        raise _too_large(words, 2 * limit, fixed, limit, token_budget) from error
+        raise _too_large(words, max(needed, limit), fixed, limit, token_budget) from error
 
 
 def _too_large(words: str, needed: int, fixed: int, limit: int, token_budget: int) -> TrainingError:
@@ -107,9 +120,15 @@ def _too_large(words: str, needed: int, fixed: int, limit: int, token_budget: in
         fixed_bytes=fixed,
         limit_bytes=int(SAFE_SHARE * limit),
     )
+    if fits == 0:
+        return TrainingError(
+            f"models, gradients and optimizer take {fixed / GIB:.1f} GiB before the micro-batch of "
+            f"{words}, and a rank may use {limit / GIB:.1f} GiB; run fewer ranks on this machine "
+            "with training.topology.num_ranks, or use one with more memory"
+        )
     return TrainingError(
-        f"the micro-batch of {words} needs about {needed / 2**30:.1f} GiB and a rank may use "
-        f"{limit / 2**30:.1f} GiB; set batching.token_budget to at most {fits:,}"
+        f"the micro-batch of {words} needs about {needed / GIB:.1f} GiB and a rank may use "
+        f"{limit / GIB:.1f} GiB; set batching.token_budget to at most {fits:,}"
     )
 
 

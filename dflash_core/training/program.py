@@ -80,7 +80,7 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
     request = stop or StopRequest()
     trainer = Trainer(job, role.objective, epochs, role.validation, ranks, cursor, request)
     if job.training.preflight and cursor.step == 0:
-        trainer.preflight(role.pipeline)
+        trainer.preflight(role.pipeline, cache_bytes=role.cache_bytes)
     finished = trainer.run(role.pipeline)
     role.pipeline.close()
     if finished and ranks.is_first:

@@ -21,7 +21,7 @@ from dflash_core.errors import ConfigError, TrainingError
 from dflash_core.training.config import TrainingConfig
 from dflash_core.training.stop import die_with_launcher
 
-__all__ = ["Ranks", "join_ranks"]
+__all__ = ["Ranks", "device_of", "join_ranks"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,13 @@ class Ranks:
             ) from error
 
 
+def device_of(config: TrainingConfig) -> torch.device:
+    """Return where this process computes."""
+    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", local) if cuda else torch.device("cpu")
+
+
 @contextmanager
 def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     """Join the process group that torchrun describes; a plain start is a group of one.
@@ -155,9 +162,8 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
             f"{config.topology.num_ranks}; make them equal"
         )
     torch.set_num_threads(config.threads_per_rank)
-    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    device = device_of(config)
+    cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
     ranks = Ranks(

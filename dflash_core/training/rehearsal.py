@@ -7,8 +7,8 @@ import numpy as np
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.planning import EpochPlan, plan_epoch
-from dflash_core.throughput import CostModel, Split, Workload, simulate
-from dflash_core.throughput.prediction import durations_of
+from dflash_core.throughput import CostModel, Split, Workload
+from dflash_core.throughput.prediction import timeline_of
 from dflash_core.training.config import TopologyConfig, TrainingJob, ValidationConfig
 from dflash_core.training.monitor import METRICS_NAME
 from dflash_core.training.program import run_job
@@ -63,6 +63,7 @@ def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int
         seed=job.training.seed,
         world_size=job.training.topology.num_ranks,
         supervised=store.supervised,
+        cost=job.consumer_cost,
     )
     ends = _modelled(plan, cost, ranks.world_size, block_size)
     step_s = ends[-1] / plan.num_steps
@@ -91,5 +92,4 @@ def _modelled(plan: EpochPlan, cost: CostModel, num_ranks: int, block_size: int)
     work = Workload.of_plan(
         plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
     )
-    durations = durations_of(work, cost, Split(num_ranks=num_ranks))
-    return simulate(plan.assignment, durations).step_ends
+    return timeline_of(plan, work, cost, Split(num_ranks=num_ranks)).step_ends

@@ -55,6 +55,8 @@ class ConsumingRole:
     objective: Objective
     pipeline: Pipeline
     validation: Validation
+    cache_bytes: int
+    """What keeping all features on disk would take; 0 without a target."""
 
 
 def consuming_role(
@@ -77,6 +79,7 @@ def consuming_role(
     accept: Callable[[], float] | None = None
     in_step: InStep | None = None
     topology = job.training.topology
+    target: Target | None = None
     if job.training.objective == "target":
         objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks.device)
     elif ranks.num_targets:
@@ -103,7 +106,15 @@ def consuming_role(
     )
     groups = _heldout_groups(stores, epochs)
     validation = Validation(job.training.validation, epochs, objective, groups, ranks, accept)
-    return ConsumingRole(objective, pipeline, validation)
+    return ConsumingRole(objective, pipeline, validation, _cache_bytes(target, epochs))
+
+
+def _cache_bytes(target: Target | None, epochs: Epochs) -> int:
+    if target is None:
+        return 0
+    width, dtype = feature_shape(target)
+    lengths = np.minimum(epochs.lengths, epochs.plan(0).max_length)
+    return cache_bytes(lengths, num_features=width, dtype=dtype)
 
 
 def serve_target(

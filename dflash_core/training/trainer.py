@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dflash_core.artifacts import atomic_write
 from dflash_core.errors import TrainingError
 from dflash_core.training.checkpoint import (
     Cursor,
@@ -26,7 +27,9 @@ from dflash_core.training.ranks import Ranks
 from dflash_core.training.stop import StopRequest
 from dflash_core.training.validation import Validation
 
-__all__ = ["Trainer"]
+__all__ = ["MEMORY_NAME", "Trainer"]
+
+MEMORY_NAME = "memory.json"
 
 
 class Trainer:
@@ -110,8 +113,12 @@ class Trainer:
             if metrics is not None:
                 metrics.close()
 
-    def preflight(self, pipeline: Pipeline) -> None:
+    def preflight(self, pipeline: Pipeline, *, cache_bytes: int) -> None:
         """Run the largest micro-batches before the first step, without learning from them.
+
+        Args:
+            pipeline: Gives the target's features.
+            cache_bytes: What keeping all features on disk would take.
 
         Raises:
             TrainingError: One needs more memory than there is.
@@ -123,8 +130,10 @@ class Trainer:
             self._optimizer,
             self._ranks.device,
         )
-        report = preflight(self._epochs, run, self._ranks)
+        report = preflight(self._epochs, run, self._ranks, cache_bytes=cache_bytes)
         if self._ranks.is_first:
+            file = self._job.run_dir / MEMORY_NAME
+            atomic_write(file, report.model_dump_json(indent=1) + "\n")
             print(report, flush=True)  # noqa: T201  (torchrun's own log)
 
     def restore_best(self) -> None:

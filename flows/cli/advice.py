@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from numpy.typing import ArrayLike
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +12,7 @@ from dflash_core.errors import CalibrationError
 from dflash_core.planning import BatchingConfig, StrategyReport
 from dflash_core.throughput import CostModel, Option, advise
 
-__all__ = ["Advice", "advise_all", "read_cost_model", "show_advice"]
+__all__ = ["Advice", "advise_all", "show_advice"]
 
 SHOWN = 5
 
@@ -40,28 +39,6 @@ class Advice(FrozenModel):
     """In the order of the comparison."""
 
 
-def read_cost_model(file: Path) -> CostModel:
-    """Read a calibration.
-
-    Raises:
-        CalibrationError: There is none, or it is damaged.
-    """
-    try:
-        return CostModel.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise CalibrationError(
-            f"the calibration {file} cannot be read ({error.strerror}); make one with dflash-flow "
-            "calibrate --out FILE"
-        ) from None
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise CalibrationError(
-            f"{file} is no calibration ({place}: {problem['msg']}); make one with dflash-flow "
-            "calibrate --out FILE"
-        ) from None
-
-
 def advise_all(
     arguments: argparse.Namespace,
     config: BatchingConfig,
@@ -70,7 +47,7 @@ def advise_all(
     supervised: ArrayLike | None,
 ) -> Advice:
     """Rank splits and budgets under every strategy of the comparison."""
-    cost = read_cost_model(arguments.calibration)
+    cost, where, block_size = _calibration(arguments)
     if supervised is None:
         raise CalibrationError(
             f"{arguments.data} has lengths without supervised tokens, which the drafter's cost "
@@ -87,7 +64,7 @@ def advise_all(
                     cost,
                     num_ranks=arguments.gpus,
                     supervised=supervised,
-                    block_size=arguments.block_size,
+                    block_size=block_size,
                     seed=arguments.seed,
                     epochs=arguments.epochs,
                 )
@@ -95,11 +72,40 @@ def advise_all(
         )
         for report in reports
     ]
-    marks = cost.fingerprint
-    where = (
-        "an unknown machine" if marks is None else f"{marks.num_ranks} ranks of {marks.hardware}"
-    )
     return Advice(num_ranks=arguments.gpus, measured_on=where, strategies=tuple(found))
+
+
+def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
+    """Return the calibration, where it was measured, and the drafter's block size.
+
+    Raises:
+        CalibrationError: It was measured on another machine or for another drafter.
+    """
+    from dflash_core.training.calibrated import read_cost_model
+    from dflash_core.training.calibration import hardware_of
+    from dflash_core.training.config import TrainingConfig
+    from dflash_core.training.ranks import device_of
+
+    file: Path = arguments.calibration
+    cost = read_cost_model(file)
+    marks = cost.fingerprint
+    if marks is None:
+        raise CalibrationError(
+            f"{file} does not say what it was measured on; make one with dflash-flow calibrate "
+            "--out FILE"
+        )
+    here = hardware_of(device_of(TrainingConfig()))
+    if marks.hardware != here and not arguments.elsewhere:
+        raise CalibrationError(
+            f"{file} was measured on '{marks.hardware}' and this machine is '{here}'; calibrate "
+            "here, or add --elsewhere to plan for that machine"
+        )
+    if arguments.block_size not in (None, marks.block_size):
+        raise CalibrationError(
+            f"{file} was measured with a block size of {marks.block_size}, not "
+            f"{arguments.block_size}; calibrate for that drafter, or leave --block-size out"
+        )
+    return cost, f"{marks.num_ranks} ranks of {marks.hardware}", marks.block_size
 
 
 def show_advice(advice: Advice) -> None:

@@ -57,6 +57,13 @@ def _show(model: CostModel) -> None:
             table.add_row(role, TERMS[name], f"{microseconds:.6g}", error)
             role = error = ""
     table.add_row("step", "optimizer step", f"{model.step_s * 1e6:.6g}", "")
+    if model.transfer_s_per_token:
+        table.add_row("transfer", "micro-batch", f"{model.transfer_latency_s * 1e6:.6g}", "")
+        table.add_row("transfer", "real token", f"{model.transfer_s_per_token * 1e6:.6g}", "")
     console.print(table)
+    console.print(
+        f"a rehearsal of real steps took {model.correction:.3f} of the modelled time; "
+        f"micro-batches of one kind differ by {model.jitter:.1%} between ranks"
+    )
     for terms in model.inseparable:
         console.print(f"the measured shapes cannot tell apart {terms}")

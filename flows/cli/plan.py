@@ -85,7 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cost model of dflash-flow calibrate: predict Ktok/s and rank splits of the ranks",
     )
     _add_whole(parser, "gpus", 8, "ranks to divide between target and drafter")
-    _add_whole(parser, "block-size", 16, "block size of the drafter")
+    parser.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="the calibration is of another machine, plan for it",
+    )
+    _add_whole(parser, "block-size", None, "block size of the drafter, as calibrated")
     _add_whole(parser, "epochs", 1, "epochs of the run, for its hours")
     add_columns(parser)
     parser.add_argument("--save", type=Path, metavar="DIR", help="write plans and picture there")

@@ -21,7 +21,9 @@ from rich.progress import (
 
 from configs.settings import load_settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError, Interrupted
+from dflash_core.throughput import Accuracy, Prediction, hold_against, predict
 from dflash_core.training.config import TrainingJob
 from flows.cli import first_problem
 from tasks.torchrun import read_status, run_torchrun
@@ -29,6 +31,8 @@ from tasks.torchrun import read_status, run_torchrun
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
 
 TAKES_SETTINGS = True
+
+METRICS_NAME = "metrics.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="capture the target's features into the cache and train nothing",
     )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="cost model of dflash-flow calibrate: predict Ktok/s and balance ranks by it",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -60,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         TrainingError: A rank failed.
     """
     job = _read_job(arguments) if arguments.config.suffix == ".json" else _make_job(arguments)
+    job, prediction = _predicted(job, arguments.calibration)
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -71,14 +82,63 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write((json.dumps(found) if arguments.json else found["features"]) + "\n")
         return 0
     model = job.run_dir / ("drafter" if job.training.objective == "draft" else "target")
+    accuracy = None if prediction is None else _accuracy(job, prediction)
     if arguments.json:
         found = {"run": str(job.run_dir), "model": str(model), "last_step": last}
+        if accuracy is not None:
+            found["accuracy"] = accuracy.model_dump(mode="json")
         sys.stdout.write(json.dumps(found) + "\n")
         return 0
     loss = last.get("loss")
     told = f"loss {loss:.3f} after {last['step']:,} steps" if loss is not None else "trained"
+    if accuracy is not None:
+        told += (
+            f", {accuracy.measured_ktok_s:.2f} Ktok/s measured, {accuracy.predicted_ktok_s:.2f} "
+            f"predicted ({accuracy.error:+.1%})"
+        )
     Console(highlight=False).print(f"{told}\n{model}", soft_wrap=True)
     return 0
+
+
+def _predicted(job: TrainingJob, file: Path | None) -> tuple[TrainingJob, Prediction | None]:
+    """Return the job, balanced by a calibration, and what that says of the run.
+
+    Raises:
+        CalibrationError: The calibration is of another machine or model.
+    """
+    if file is None:
+        return job, None
+    from dflash_core.training.calibrated import balanced, read_cost_model
+    from dflash_core.training.calibration import fingerprint
+    from dflash_core.training.epochs import Epochs
+
+    if job.training.objective == "target":
+        raise ConfigError(
+            "--calibration knows what a drafter costs, and training.objective is 'target'; leave "
+            "it out"
+        )
+    cost = read_cost_model(file)
+    cost.require(fingerprint(job))
+    store = TokenStore.open(job.store)
+    job = balanced(job, cost, store.lengths)
+    prediction = predict(
+        Epochs(job, store, None).plan(0),
+        cost,
+        block_size=job.draft.block_size,
+        topology=job.training.topology,
+        epochs=job.training.epochs,
+    )
+    Console(stderr=True, highlight=False).print(
+        f"predicted {prediction.ktok_s:.2f} Ktok/s ({prediction.low:.2f}..{prediction.high:.2f}), "
+        f"{prediction.step_s:.3g} s a step, {prediction.run_s / 60:,.1f} minutes, "
+        f"{prediction.device_hours:.3g} device hours; {prediction.bottleneck} binds"
+    )
+    return job, prediction
+
+
+def _accuracy(job: TrainingJob, prediction: Prediction) -> Accuracy:
+    lines = (job.run_dir / METRICS_NAME).read_text().splitlines()
+    return hold_against([json.loads(line) for line in lines], prediction)
 
 
 def _read_job(arguments: argparse.Namespace) -> TrainingJob:

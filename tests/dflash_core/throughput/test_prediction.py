@@ -23,6 +23,7 @@ MARKS = Fingerprint(
     threads_per_rank=1,
     target="t",
     draft="d",
+    block_size=8,
     precision="float32/float32",
     attention="sdpa",
     versions="1",
@@ -153,7 +154,7 @@ def test_a_split_leaves_a_drafter():
 
 
 def test_plan_costs_keep_the_proportions_of_the_measured_terms():
-    cost = machine().plan_cost("colocated", block_size=BLOCK, mean_length=200.0)
+    cost = machine().plan_cost("colocated", block_size=BLOCK, lengths=[100, 300])
     rows, lengths = np.array([1, 8, 2]), np.array([1000, 100, 300])
     anchors = np.array([60, 50, 40])
     measured = (
@@ -164,10 +165,10 @@ def test_plan_costs_keep_the_proportions_of_the_measured_terms():
     )
     ratio = cost.of(rows, lengths, anchors) / measured
     np.testing.assert_allclose(ratio / ratio[0], 1.0, rtol=0.005)  # coefficients are whole numbers
-    alone = machine().plan_cost("disaggregated", block_size=BLOCK, mean_length=200.0)
+    alone = machine().plan_cost("disaggregated", block_size=BLOCK, lengths=[100, 300])
     assert alone.per_slot_length == 0
     empty = CostModel(target=RoleFit(), draft=RoleFit())
-    assert empty.plan_cost("colocated", block_size=8, mean_length=9.0).per_slot == 3000
+    assert empty.plan_cost("colocated", block_size=8, lengths=[9]).per_slot == 3000
 
 
 def test_a_calibration_of_another_machine_or_model_is_refused():

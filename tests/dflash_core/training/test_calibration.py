@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import CalibrationError
@@ -79,15 +78,15 @@ def test_a_calibrated_machine_predicts_its_own_plans(make_job):
     assert model.step_s > 0
     assert model.transfer_s_per_token == 0  # nobody to send to
     assert not (job.run_dir / "rehearsal").exists()
-    model.require(calibration.fingerprint(job, torch.device("cpu")))
+    model.require(calibration.fingerprint(job))
 
 
 @pytest.mark.usefixtures("quick")
 def test_another_model_is_not_covered(make_job):
     job = make_job()
-    marks = calibration.fingerprint(job, torch.device("cpu"))
+    marks = calibration.fingerprint(job)
     wider = job.model_copy(update={"draft": job.draft.model_copy(update={"num_layers": 2})})
-    assert marks.differences(calibration.fingerprint(wider, torch.device("cpu")))
+    assert marks.differences(calibration.fingerprint(wider))
 
 
 def test_two_ranks_calibrate_under_torchrun(make_job, tmp_path):

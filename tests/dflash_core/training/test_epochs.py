@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from dflash_core.corpus.store import Sample, TokenStore, write_store
 from dflash_core.planning import BatchingConfig, plan_epoch
-from dflash_core.training.epochs import Epochs, route_targets
+from dflash_core.throughput import route_targets
+from dflash_core.training.epochs import Epochs
 from tests.dflash_core.training.conftest import MakeJob
 
 
@@ -29,7 +30,7 @@ def epochs_of(make_job: MakeJob, parts):
 def test_routes_cover_what_is_placed_and_balance_its_cost(lengths, num_targets, world_size):
     config = BatchingConfig(strategy="random", token_budget=64, micro_batches_per_step=4)
     plan = plan_epoch(lengths, config, epoch=0, seed=0, world_size=world_size)
-    routes = route_targets(plan, num_targets)
+    routes = route_targets(plan.assignment, plan.costs(), num_targets)
     assert np.array_equal(routes >= 0, plan.assignment >= 0)
     assert routes.max() < num_targets
     costs = np.where(plan.assignment >= 0, plan.costs()[plan.assignment], 0)
@@ -49,7 +50,7 @@ def test_routes_in_rounds_give_each_target_one_micro_batch_in_turn(
 ):
     config = BatchingConfig(strategy="random", token_budget=64, micro_batches_per_step=4)
     plan = plan_epoch(lengths, config, epoch=0, seed=0, world_size=world_size)
-    routes = route_targets(plan, num_targets, in_rounds=True)
+    routes = route_targets(plan.assignment, plan.costs(), num_targets, True)
     assert np.array_equal(routes >= 0, plan.assignment >= 0)
     for step in routes:
         placed = step[step >= 0].tolist()
