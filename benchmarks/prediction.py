@@ -29,6 +29,7 @@ from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.planning import EpochPlan, plan_epoch
 from dflash_core.throughput import CostModel, Workload, predict
 from dflash_core.throughput.prediction import timeline_of
+from dflash_core.training.calibrated import balanced
 from dflash_core.training.config import TopologyConfig, TrainingJob
 from dflash_core.training.program import run_job
 from dflash_core.training.ranks import join_ranks
@@ -114,8 +115,8 @@ def make_store(corpus: str, settings: Settings, path: Path) -> None:
     """Store the demo's samples, or mostly short ones beside the longest of all."""
     tokenizer = AutoTokenizer.from_pretrained(settings.target.path)
     if corpus == "demo":
-        limits = {"max_length": settings.corpus.max_length, "max_samples": 1550}
-        store_stdlib(path, tokenizer, split="train", **limits)
+        limit, most = settings.corpus.max_length, settings.corpus.max_samples
+        store_stdlib(path, tokenizer, split="train", max_length=limit, max_samples=most)
         return
     whole = path.with_name("whole")
     store, _ = store_stdlib(whole, tokenizer, split="train", max_length=HEAVY_LENGTH)
@@ -130,17 +131,7 @@ def compare(job: TrainingJob, turns: int) -> list[Row]:
     shutil.rmtree(job.run_dir, ignore_errors=True)
     job.run_dir.mkdir(parents=True)
     cost = calibrate(job)
-    lengths = TokenStore.open(job.store).lengths
-    job = job.model_copy(
-        update={
-            "consumer_cost": cost.plan_cost(
-                job.training.topology.kind,
-                block_size=job.draft.block_size,
-                mean_length=float(lengths.mean()),
-            ),
-            "target_cost": cost.target_cost(),
-        }
-    )
+    job = balanced(job, cost, TokenStore.open(job.store).lengths)
     rows = [forecast(with_strategy(job, name), cost) for name in STRATEGIES]
     jobs = [
         with_strategy(job, row.strategy, job.run_dir / f"{row.strategy}-{turn}")

@@ -87,7 +87,7 @@ def advise(
     if num_ranks < 1:
         raise ConfigError(f"there are {num_ranks} ranks to divide; give at least 1 with --gpus")
     balance = {kind: cost.plan_cost(kind, block_size=block_size, lengths=lengths) for kind in KINDS}
-    found: list[tuple[Split, BatchingConfig, Prediction]] = []
+    found: list[tuple[Split, BatchingConfig, Prediction, str]] = []
     failures: list[PlanError] = []
     for chosen in _budgets(config, lengths, supervised):
         try:
@@ -100,6 +100,7 @@ def advise(
         work = Workload.of_plan(
             plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
         )
+        fixed = _fixed_part(work, cost)
         for split in splits_of(num_ranks, queue_depth=queue_depth):
             prediction = predict(
                 relayout(plan, world_size=split.num_consumers, cost=balance[split.kind]),
@@ -109,7 +110,7 @@ def advise(
                 epochs=epochs,
                 workload=work,
             )
-            found.append((split, chosen, prediction))
+            found.append((split, chosen, prediction, fixed))
     if not found:
         raise failures[0]
     found.sort(key=lambda option: -option[2].ktok_s)
@@ -122,9 +123,9 @@ def advise(
             micro_batches_per_step=chosen.micro_batches_per_step,
             prediction=prediction,
             share_of_best=prediction.ktok_s / best,
-            reason=_reason(split, prediction),
+            reason=f"{_reason(split, prediction)}; {fixed}",
         )
-        for split, chosen, prediction in found
+        for split, chosen, prediction, fixed in found
     ]
 
 
@@ -152,6 +153,17 @@ def _budgets(
             }
             options.append(config.model_copy(update=changes))
     return options
+
+
+def _fixed_part(work: Workload, cost: CostModel) -> str:
+    """Return how much a smaller budget pays for its many micro-batches, in words."""
+    roles = (cost.target.coefficients, cost.draft.coefficients)
+    whole = sum(float(role.seconds(work.totals)) for role in roles)
+    fixed = work.slots.size * sum(role.constant_s for role in roles)
+    return (
+        f"{work.slots.size:,} micro-batches, whose fixed part is {fixed / max(whole, 1e-300):.0%} "
+        "of the work"
+    )
 
 
 def _reason(split: Split, prediction: Prediction) -> str:

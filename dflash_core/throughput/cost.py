@@ -223,7 +223,7 @@ class CostModel(FrozenModel):
             lengths: Sequence lengths in tokens; blocks' attention is counted at their mean.
         """
         draft = self.draft.coefficients
-        mean_length = float(np.mean(lengths))
+        mean_length = float(np.asarray(lengths, dtype=np.float64).mean())
         target = self.target.coefficients if kind == "colocated" else Coefficients()
         return _whole_numbers(
             constant_s=target.constant_s + draft.constant_s,

@@ -27,6 +27,7 @@ def test_each_epoch_is_held_against_the_prediction():
     assert [epoch.error for epoch in found.epochs] == pytest.approx([0.0, -0.2])
     assert [epoch.inside for epoch in found.epochs] == [True, False]
     assert found.epochs[1].measured_busy == pytest.approx({"target": 0.5})
+    assert found.epochs[0].predicted_busy.keys() == {"prefetch", "target", "draft"}
     assert not found.inside
 
 

@@ -26,7 +26,15 @@ def test_options_are_ranked_and_say_why():
     assert speeds == sorted(speeds, reverse=True)
     assert found[0].share_of_best == 1
     assert {option.split.label for option in found} == {s.label for s in splits_of(8)}
-    assert all(option.reason for option in found)
+    assert all("whose fixed part is" in option.reason for option in found)
+
+
+def test_every_split_is_balanced_by_what_its_ranks_do():
+    """With a target that costs all, drafter ranks may hold what they like; target ranks may not."""
+    found = options(heavy("target"))
+    whole = {o.split.label: o.prediction for o in found if o.token_budget == 4096}
+    assert whole["8 colocated"].waiting_share < 0.25
+    assert whole["7+1"].target_busy > 0.9
 
 
 def test_a_heavy_target_gets_more_ranks_than_a_heavy_drafter():

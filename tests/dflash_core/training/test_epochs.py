@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_core.corpus.store import Sample, TokenStore, write_store
-from dflash_core.planning import BatchingConfig, plan_epoch
+from dflash_core.planning import BatchingConfig, PlanCost, plan_epoch
 from dflash_core.throughput import route_targets
 from dflash_core.training.epochs import Epochs
 from tests.dflash_core.training.conftest import MakeJob
@@ -14,9 +14,10 @@ from tests.dflash_core.training.conftest import MakeJob
 
 @pytest.fixture
 def epochs_of(make_job: MakeJob, parts):
-    def build(**shape) -> Epochs:
+    def build(costs: PlanCost | None = None, **shape) -> Epochs:
         store, heldout = (TokenStore.open(parts / name) for name in ("store", "heldout"))
-        return Epochs(make_job(**shape), store, heldout)
+        update = {} if costs is None else {"consumer_cost": costs, "target_cost": costs}
+        return Epochs(make_job(**shape).model_copy(update=update), store, heldout)
 
     return build
 
@@ -87,6 +88,23 @@ def test_rounds_hold_each_ranks_stream_with_nothing_between(
         numbers = [work.number for work in turn if work is not None]
         assert min(numbers) >= ends[-1]
         ends.append(max(numbers))
+
+
+def test_measured_costs_move_work_between_ranks_and_never_between_steps(epochs_of) -> None:
+    shape = {"num_ranks": 4, "num_target_ranks": 2, "micro_batches_per_step": 4}
+    dear = PlanCost(per_micro_batch=7, per_slot=0, per_slot_length=5)
+    plain = epochs_of(**shape)
+    other = epochs_of(**shape, costs=dear)
+    assert plain.ingredients() == other.ingredients()
+    assert plain.plan(0).layout_hash != other.plan(0).layout_hash
+    for step in range(plain.num_steps):
+        held = [sorted(str(w.micro_batch.rows) for w in e.work(step)) for e in (plain, other)]
+        assert held[0] == held[1]
+    loads = [0, 0]
+    for work in other.stream(0):
+        length = work.micro_batch.padded_length
+        loads[work.target] += 7 + 5 * len(work.micro_batch.rows) * length**2
+    assert abs(loads[0] - loads[1]) < 0.3 * max(loads)
 
 
 def test_ranks_streams_are_the_whole_runs_order_taken_apart(epochs_of) -> None:

@@ -9,10 +9,12 @@ from dflash_core.throughput import worst_micro_batches
 from dflash_core.training import preflight as module
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.memory import memory_limit_bytes, used_memory_bytes
-from dflash_core.training.preflight import preflight
+from dflash_core.training.preflight import MemoryReport, preflight
 from dflash_core.training.program import run_job
 from dflash_core.training.ranks import join_ranks
+from dflash_core.training.trainer import MEMORY_NAME
 from tests.dflash_core.training.conftest import start_ranks
+from tests.tiny import TINY_LAYER_IDS
 
 CPU = torch.device("cpu")
 
@@ -20,6 +22,17 @@ CPU = torch.device("cpu")
 def losses(job):
     lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]
+
+
+def test_the_report_tells_headroom_and_what_a_cache_would_take(make_job):
+    job = make_job(max_steps=1)
+    with join_ranks(job.training) as ranks:
+        run_job(job, ranks)
+    report = MemoryReport.model_validate_json((job.run_dir / MEMORY_NAME).read_bytes())
+    store, width = TokenStore.open(job.store), 32 * len(TINY_LAYER_IDS)
+    assert report.cache_bytes == int((store.lengths - 1).sum()) * width * 4
+    assert 0 < report.headroom < 1
+    assert f"a feature cache would take {report.cache_bytes / 2**30:,.2f} GiB" in str(report)
 
 
 def test_the_worst_micro_batches_are_run_in_part_and_whole(make_job):
@@ -43,15 +56,26 @@ def test_training_learns_the_same_with_and_without_it(make_job):
         with join_ranks(job.training) as ranks:
             run_job(job, ranks)
         found[flag] = losses(job)
+        assert (job.run_dir / MEMORY_NAME).is_file() == flag
     assert found[True] == found[False]
 
 
 def test_what_would_not_fit_is_refused_with_the_budget_that_does(make_job, monkeypatch):
     job = make_job()
     epochs = Epochs(job, TokenStore.open(job.store), None)
-    used = used_memory_bytes(CPU)
-    monkeypatch.setattr(module, "memory_limit_bytes", lambda *_, **__: used)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda *_, **__: 10**9)
+    monkeypatch.setattr(module, "used_memory_bytes", lambda *_: 10**8)
+    monkeypatch.setattr(module, "peak_memory_bytes", lambda *_: 5 * 10**8)  # of a quarter
     words = r"needs about .* set batching\.token_budget to"
+    with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match=words):
+        preflight(epochs, lambda batch: None, ranks)
+
+
+def test_models_that_leave_no_memory_at_all_are_told_so(make_job, monkeypatch):
+    job = make_job()
+    epochs = Epochs(job, TokenStore.open(job.store), None)
+    monkeypatch.setattr(module, "memory_limit_bytes", lambda *_, **__: used_memory_bytes(CPU) // 2)
+    words = r"before the micro-batch of .* run fewer ranks"
     with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match=words):
         preflight(epochs, lambda batch: None, ranks)
 

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from configs.settings import load_settings
 from dflash_core.corpus.config import PrepareConfig
 from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.stdlib import write_stdlib_chats
+from dflash_core.corpus.store import TokenStore
+from dflash_core.training.calibration import fingerprint
 from dflash_core.training.config import TrainingJob
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
+from tests.dflash_core.throughput.machines import machine
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
 
@@ -55,13 +59,50 @@ def words(parts: Path, out: Path) -> list[str]:
     return ["train", "--config", config, "--store", store, "--out", str(out)]
 
 
+def calibration(parts: Path, file: Path, **changes: object) -> list[str]:
+    """Return words that give the cost model of a made-up machine which claims to be this one."""
+    settings = load_settings(parts / "run.toml", [])
+    marks = fingerprint(
+        TrainingJob(
+            run_dir=file.parent,
+            store=parts / "store",
+            target=settings.target,
+            draft=settings.draft,
+            loss=settings.loss,
+            training=settings.training,
+        )
+    ).model_copy(update=changes)
+    file.write_text(machine(fingerprint=marks).model_dump_json())
+    return ["--calibration", str(file)]
+
+
 def test_settings_become_a_job_and_a_drafter(parts: Path, tmp_path: Path, capsys: Any) -> None:
-    assert main([*words(parts, tmp_path / "run"), "--training.epochs", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    more = ["--training.epochs", "2", "--json", *calibration(parts, tmp_path / "cost.json")]
+    assert main([*words(parts, tmp_path / "run"), *more]) == 0
+    captured = capsys.readouterr()
+    assert "Ktok/s (" in captured.err and "device hours" in captured.err
+    found = json.loads(captured.out)
+    assert found["accuracy"]["epochs"][-1]["epoch"] == 1
+    assert found["accuracy"]["measured_ktok_s"] > 0
     assert (Path(found["model"]) / "model.safetensors").is_file()
     assert found["last_step"]["step"] == found["last_step"]["num_steps"]
     job = TrainingJob.model_validate_json((tmp_path / "run" / "job.json").read_bytes())
     assert (job.training.epochs, job.store) == (2, parts / "store")
+    assert job.consumer_cost == machine().plan_cost(
+        "colocated", block_size=4, lengths=TokenStore.open(job.store).lengths
+    )
+
+
+def test_a_calibration_of_another_machine_or_objective_is_refused_before_ranks_start(
+    parts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    other = calibration(parts, tmp_path / "cost.json", hardware="a GPU", target="another")
+    assert main([*words(parts, tmp_path / "run"), *other]) == EXIT_INPUT
+    assert "measured under other conditions: hardware 'a GPU' is not" in capsys.readouterr().err
+    whole = ["--training.objective", "target", *other]
+    assert main([*words(parts, tmp_path / "run"), *whole]) == EXIT_INPUT
+    assert "training.objective is 'target'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_sigterm_ends_with_the_code_for_resumable(parts: Path, tmp_path: Path) -> None:
