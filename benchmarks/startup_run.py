@@ -85,7 +85,7 @@ def draw(rows: dict[str, tuple[float, float, float]], file: Path) -> None:
     axes.errorbar(
         best, places, xerr=[best - low, high - best], fmt="none", color="#27496d", capsize=5
     )
-    for place, (value, least, most) in zip(places, rows.values(), strict=True):
+    for place, (value, least, most) in enumerate(rows.values()):
         interval = "" if most - least < 0.05 else f"  ({least:.1f}..{most:.1f})"
         axes.text(0.4, place, f"{value:.1f}{interval}", va="center", color="#27496d")
     names = list(rows)

@@ -137,6 +137,8 @@ class Fingerprint(FrozenModel):
     """Precision of target and training."""
     attention: str
     """Attention implementation of the target."""
+    shard_target: bool = False
+    """Whether the target's layers were spread over the ranks."""
     versions: str
     """Versions of the libraries that do the work."""
 

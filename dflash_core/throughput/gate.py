@@ -149,7 +149,8 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
 def _verdict(candidate: Candidate, config: GateConfig, best: float) -> GateVerdict:
     prediction = candidate.prediction
     threshold = max(config.min_ktok_s, config.min_share_of_best * best)
-    too_slow = [f"threshold {threshold:.4g}"] if candidate.ktok_s < threshold else []
+    relative = f" ({config.min_share_of_best:.0%} of the fastest)" * (config.min_share_of_best > 0)
+    too_slow = [f"threshold {threshold:.4g}{relative}"] if candidate.ktok_s < threshold else []
     others = _other_faults(candidate, config)
     speed = f"{candidate.label}: {_speed(candidate)}"
     wasted = f"{1 - candidate.padding_efficiency:.0%} of its slots are padding"

@@ -118,6 +118,7 @@ def fingerprint(job: TrainingJob) -> Fingerprint:
         block_size=job.draft.block_size,
         precision=f"{job.target.dtype}/{training.precision}",
         attention=job.target.attention,
+        shard_target=training.topology.shard_target,
         versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
 

@@ -132,6 +132,13 @@ def show_advice(advice: Advice) -> None:
         table.add_section()
     console = Console(highlight=False)
     console.print(table)
+    strategy, best = max(
+        ((s, s.options[0]) for s in advice.strategies), key=lambda one: one[1].prediction.ktok_s
+    )
+    console.print(
+        f"fastest: {strategy.name}/{strategy.mixing} on {best.split.label} with a budget of "
+        f"{best.token_budget:,}, {best.prediction.ktok_s:.2f} Ktok/s; {best.reason}"
+    )
     console.print(
         f"calibrated on {advice.measured_on}, predicted for {advice.num_ranks} ranks; hours are of "
         "all devices together"

@@ -6,6 +6,7 @@ import pytest
 
 from dflash_core.errors import InputError
 from flows.train_drafter import train_drafter
+from tests.dflash_core.throughput.machines import MARKS, machine
 from tests.flows.conftest import MakeSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -44,6 +45,16 @@ def test_a_disk_that_is_nearly_full_is_said_at_the_start(tiny_settings: MakeSett
 
 def test_unknown_strategy(tiny_settings: MakeSettings) -> None:
     assert "nonesuch" in fail(tiny_settings(compare={"strategies": ["nonesuch"]}))
+
+
+def test_a_calibration_of_another_machine(tiny_settings: MakeSettings, tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    file.write_text(machine(fingerprint=MARKS).model_dump_json())
+    assert "hardware 'two cores' is not" in fail(tiny_settings(run={"calibration": file}))
+
+
+def test_an_anchor_budget_that_no_sample_fits(tiny_settings: MakeSettings) -> None:
+    assert "anchor" in fail(tiny_settings(batching={"anchor_budget": 1}))
 
 
 def test_corrupt_store_is_named_not_trained_on(tiny_settings: MakeSettings) -> None:

@@ -3,13 +3,25 @@
 import numpy as np
 
 from dflash_core.planning import BatchingConfig, EpochPlan, plan_epoch
-from dflash_core.throughput import Coefficients, CostModel, RoleFit
+from dflash_core.throughput import Coefficients, CostModel, Fingerprint, RoleFit
 
 TARGET = Coefficients(constant_s=2e-3, slot_s=3e-6, slot_length_s=2e-9)
 DRAFT = Coefficients(
     constant_s=4e-3, document_s=5e-5, token_s=1e-6, anchor_token_s=4e-6, anchor_context_s=1e-9
 )
 PREFETCH = Coefficients(constant_s=1e-4, document_s=2e-5, slot_s=1e-8)
+
+MARKS = Fingerprint(
+    hardware="two cores",
+    num_ranks=2,
+    threads_per_rank=1,
+    target="t",
+    draft="d",
+    block_size=8,
+    precision="float32/float32",
+    attention="sdpa",
+    versions="1",
+)
 
 
 def machine(**changes: object) -> CostModel:

@@ -55,6 +55,8 @@ def test_a_relative_threshold_follows_the_fastest():
         ).verdicts
     ]
     assert passed == [True, True, False]
+    (slow,) = judge([candidate("sorted", 32), candidate()], config).verdicts[1:]
+    assert "threshold 28.8 (90% of the fastest): rejected" in slow.reason
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dflash_core.planning import BatchingConfig, num_anchors, plan_epoch
 from dflash_core.throughput import (
     Coefficients,
     CostModel,
-    Fingerprint,
     RoleFit,
     Split,
     Workload,
@@ -14,20 +13,9 @@ from dflash_core.throughput import (
 )
 from dflash_core.throughput.topology import Topology
 from dflash_core.training.config import TopologyConfig
-from tests.dflash_core.throughput.machines import DRAFT, TARGET, machine, plan
+from tests.dflash_core.throughput.machines import DRAFT, MARKS, TARGET, machine, plan
 
 BLOCK = 8
-MARKS = Fingerprint(
-    hardware="two cores",
-    num_ranks=2,
-    threads_per_rank=1,
-    target="t",
-    draft="d",
-    block_size=8,
-    precision="float32/float32",
-    attention="sdpa",
-    versions="1",
-)
 
 
 def test_workload_counts_what_each_micro_batch_holds():
