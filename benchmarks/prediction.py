@@ -2,11 +2,11 @@
 
     python benchmarks/prediction.py [--steps 40] [--turns 3] [--only demo/1+1] [--work DIR]
 
-For two corpora (that of `configs/demo.toml`, and one with a heavier tail) and each topology the
-machine is calibrated, then the strategies are trained by the training program in turns, so that a
-disturbance hits them all; the median over the turns counts. Prediction and measurement are of the
-same steps of the same plan. Where the intervals of two strategies do not overlap, their order must
-be right.
+For two corpora (that of `configs/demo.toml`, and one with a heavier tail) and each topology, in
+turns: the machine is calibrated, then every strategy is predicted and trained by the training
+program. A disturbance hits them all; medians over the turns count. Prediction and measurement are
+of the same steps of the same plan. Where the intervals of two strategies do not overlap, their
+order must be right.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -46,14 +47,33 @@ WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Row:
-    """A strategy: predicted with its interval, and what each turn measured."""
+class Forecast:
+    """Ktok/s of the steps that are measured, with its interval."""
 
-    strategy: str
-    predicted: float
+    ktok_s: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy: what each turn predicted and measured."""
+
+    strategy: str
+    forecasts: list[Forecast]
     measured: list[float]
+
+    @property
+    def predicted(self) -> float:
+        return statistics.median(one.ktok_s for one in self.forecasts)
+
+    @property
+    def low(self) -> float:
+        return statistics.median(one.low for one in self.forecasts)
+
+    @property
+    def high(self) -> float:
+        return statistics.median(one.high for one in self.forecasts)
 
     @property
     def median(self) -> float:
@@ -127,28 +147,29 @@ def make_store(corpus: str, settings: Settings, path: Path) -> None:
 
 
 def compare(job: TrainingJob, turns: int) -> list[Row]:
-    """Calibrate, predict every strategy, then train them in turns."""
+    """Calibrate, predict every strategy and train it, in turns."""
     shutil.rmtree(job.run_dir, ignore_errors=True)
     job.run_dir.mkdir(parents=True)
-    cost = calibrate(job)
-    job = balanced(job, cost, TokenStore.open(job.store).lengths)
-    rows = [forecast(with_strategy(job, name), cost) for name in STRATEGIES]
-    jobs = [
-        with_strategy(job, row.strategy, job.run_dir / f"{row.strategy}-{turn}")
-        for turn in range(turns)
-        for row in rows
-    ]
-    file = job.run_dir / "jobs.json"
-    file.write_text(json.dumps([json.loads(one.model_dump_json()) for one in jobs]))
-    torchrun(job, str(Path(__file__)), "--ranks", str(file))
-    for index, one in enumerate(jobs):
-        rows[index % len(rows)].measured.append(measured(one.run_dir))
+    rows = [Row(name, [], []) for name in STRATEGIES]
+    for turn in range(turns):
+        begin = time.perf_counter()
+        cost = calibrate(job)
+        print(f"calibrated in {time.perf_counter() - begin:.0f} s, {cost.correction=:.3f}")
+        even = balanced(job, cost, TokenStore.open(job.store).lengths)
+        jobs = [with_strategy(even, row.strategy, turn) for row in rows]
+        file = job.run_dir / "jobs.json"
+        file.write_text(json.dumps([json.loads(one.model_dump_json()) for one in jobs]))
+        torchrun(job, str(Path(__file__)), "--ranks", str(file))
+        for row, one in zip(rows, jobs, strict=True):
+            row.forecasts.append(forecast(one, cost))
+            row.measured.append(measured(one.run_dir))
     return rows
 
 
-def with_strategy(job: TrainingJob, name: str, run_dir: Path | None = None) -> TrainingJob:
+def with_strategy(job: TrainingJob, name: str, turn: int) -> TrainingJob:
     batching = job.batching.model_copy(update={"strategy": name})
-    return job.model_copy(update={"batching": batching, "run_dir": run_dir or job.run_dir})
+    run_dir = job.run_dir / f"{name}-{turn}"
+    return job.model_copy(update={"batching": batching, "run_dir": run_dir})
 
 
 def calibrate(job: TrainingJob) -> CostModel:
@@ -188,7 +209,7 @@ def measured(run_dir: Path) -> float:
     return sum(x["real_tokens"] for x in steady) / sum(x["step_s"] for x in steady) / 1000
 
 
-def forecast(job: TrainingJob, cost: CostModel) -> Row:
+def forecast(job: TrainingJob, cost: CostModel) -> Forecast:
     """Predict the very steps that will be measured."""
     plan, topology, block_size = plan_of(job), job.training.topology, job.draft.block_size
     work = Workload.of_plan(plan, block_size=block_size)
@@ -198,8 +219,8 @@ def forecast(job: TrainingJob, cost: CostModel) -> Row:
     placed = plan.assignment[WARM_UP_STEPS:steps]
     seconds = float(ends[steps - 1] - ends[WARM_UP_STEPS - 1])
     ktok_s = int(plan.real_tokens[placed[placed >= 0]].sum()) / seconds / 1000
-    low, high = (ktok_s * end / whole.ktok_s for end in (whole.low, whole.high))
-    return Row(job.batching.strategy, ktok_s, low, high, [])
+    scale = ktok_s / whole.ktok_s
+    return Forecast(ktok_s, scale * whole.low, scale * whole.high)
 
 
 def plan_of(job: TrainingJob) -> EpochPlan:
