@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dflash_core.planning import BatchingConfig, plan_epoch, relayout
+from dflash_core.planning import BatchingConfig, PlanCost, plan_epoch, relayout
 
 LENGTHS = np.minimum(np.random.default_rng(0).lognormal(4.5, 0.8, 500).astype(np.int64) + 8, 1000)
 
@@ -44,3 +44,10 @@ def test_steps_hold_what_they_held(mixing):
     assert found.layout_hash != plan.layout_hash
     for before, after in zip(plan.assignment, found.assignment, strict=True):
         assert sorted(before[before >= 0]) == sorted(after[after >= 0])
+
+
+def test_another_measure_balances_by_itself():
+    flat = PlanCost(per_micro_batch=1, per_slot=0, per_slot_length=0)
+    found = relayout(planned("diverse", 3), world_size=2, cost=flat)
+    assert np.ptp(loads(found)[:-1], axis=1).max() == 0  # three micro-batches each
+    assert found.identity.cost == flat
