@@ -166,7 +166,9 @@ class CostModel(FrozenModel):
     draft: RoleFit
     """Forward and backward of the drafter."""
     step_s: float = Field(default=0.0, ge=0)
-    """Per optimizer step: gradient reduction, update and bookkeeping."""
+    """Per optimizer step: clipping and update."""
+    reduce_s: float = Field(default=0.0, ge=0)
+    """Per optimizer step: summing gradients over all ranks that were calibrated."""
     jitter: float = Field(default=0.0, ge=0)
     """Standard deviation of one rank's micro-batch time against the other ranks', as a share."""
     transfer_latency_s: float = Field(default=0.0, ge=0)
@@ -175,6 +177,8 @@ class CostModel(FrozenModel):
     """Sending the features of one real token to another rank."""
     correction: float = Field(default=1.0, gt=0)
     """Measured over modelled time of a rehearsal: real steps of a plan, all stages together."""
+    correction_error: float = Field(default=0.0, ge=0)
+    """Standard error of the correction, as a share of it."""
     overlaps: bool = True
     """Whether reading ahead costs the computing ranks nothing: cores to spare, or a GPU."""
     drift: float = Field(default=0.05, ge=0)
@@ -197,6 +201,17 @@ class CostModel(FrozenModel):
         """Whether the target skips what a packed row's mask hides; SDPA computes it all."""
         kind = "" if self.fingerprint is None else self.fingerprint.attention
         return kind in {"flash_attention_2", "flex_attention"}
+
+    def step_seconds(self, num_consumers: int) -> float:
+        """Return what every step costs once when so many ranks train the drafter.
+
+        A rank sends and receives ``2 (n - 1) / n`` of all gradients to sum them over ``n`` ranks.
+        """
+        measured = 1 if self.fingerprint is None else self.fingerprint.num_ranks
+        if measured == 1 or num_consumers == 1:
+            return self.step_s
+        share = (1 - 1 / num_consumers) / (1 - 1 / measured)
+        return self.step_s + share * self.reduce_s
 
     def require(self, wanted: Fingerprint) -> None:
         """Refuse to stand for another machine or model.

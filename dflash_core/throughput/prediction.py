@@ -65,8 +65,8 @@ def predict(
 ) -> Prediction:
     """Predict the epoch of a plan.
 
-    The interval holds the plan under each fit that leaves a measured shape out, widened by how far
-    this machine strayed from its predictions before.
+    The interval holds the plan under each fit that leaves a measured shape out, widened by how
+    unsure the rehearsal was and how far this machine strayed from its predictions before.
 
     Args:
         plan: The epoch's plan, made with supervised tokens.
@@ -87,7 +87,7 @@ def predict(
             plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
         )
     timeline = timeline_of(plan, workload, cost, topology)
-    step_s = cost.correction * cost.step_s
+    step_s = cost.correction * cost.step_seconds(topology.num_consumers)
     return _summarise(plan, timeline, topology, step_s, epochs, _spread(workload, cost))
 
 
@@ -130,7 +130,7 @@ def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Dur
     prefetch, target, transfer, draft = (
         cost.correction * stage for stage in (prefetch, target, transfer, draft)
     )
-    step_s = cost.correction * cost.step_s
+    step_s = cost.correction * cost.step_seconds(topology.num_consumers)
     return Durations(prefetch, target, transfer, draft, step_s, cost.jitter)
 
 
@@ -143,10 +143,8 @@ def _spread(workload: Workload, cost: CostModel) -> tuple[float, float]:
     for role, seconds in zip(roles, whole, strict=True):
         others = [float(c.seconds(totals)) - seconds for c in role.alternatives]
         off += [change / max(sum(whole), 1e-300) for change in others]
-    return (
-        1 + float(np.hypot(max(off), cost.drift)),
-        1 + float(np.hypot(min(off), cost.drift)),
-    )
+    common = np.hypot(cost.drift, cost.correction_error)
+    return 1 + float(np.hypot(max(off), common)), 1 + float(np.hypot(min(off), common))
 
 
 def _summarise(

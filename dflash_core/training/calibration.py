@@ -84,12 +84,14 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
     job = colocated(job)
     bench = _Bench(job, ranks)
     measurements, jitter = bench.measure()
+    reduce_s, step_s = bench.step_times()
     latency_s, per_token_s = _time_transfer(bench.num_features, bench.dtype, ranks)
     model = CostModel(
         prefetch=fit_role(measurements, "prefetch"),
         target=fit_role(measurements, "target"),
         draft=fit_role(measurements, "draft"),
-        step_s=bench.step_s(),
+        step_s=step_s,
+        reduce_s=reduce_s,
         jitter=jitter,
         transfer_latency_s=latency_s,
         transfer_s_per_token=per_token_s,
@@ -98,8 +100,8 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
     )
     block_size = bench.block_size
     del bench  # its models would stand beside the rehearsal's
-    correction = rehearse(job, model, ranks, block_size=block_size)
-    return model.model_copy(update={"correction": correction})
+    correction, error = rehearse(job, model, ranks, block_size=block_size)
+    return model.model_copy(update={"correction": correction, "correction_error": error})
 
 
 def fingerprint(job: TrainingJob) -> Fingerprint:
@@ -206,26 +208,32 @@ class _Bench:
         every[self._ranks.rank] = torch.tensor(seconds, dtype=torch.float64)
         return self._ranks.add(every.to(self._ranks.device), what="calibration").cpu().numpy()
 
-    def step_s(self) -> float:
-        """Return median seconds of what every step does once: reduce, clip, update."""
+    def step_times(self) -> tuple[float, float]:
+        """Return median seconds of what every step does once: sum gradients; clip and update."""
         parameters = list(self._objective.module.parameters())
         optimizer = build_optimizer(parameters, self._job.training.optimizer)
         sums = torch.zeros(self._objective.num_sums, dtype=torch.float64)
         times = []
         for _ in range(STEP_REPEATS + 1):
             self._ranks.meet(what="calibration")
-            begin = time.perf_counter()
             self._gradients.zero()
+            begin = time.perf_counter()
             self._ranks.add(sums.to(self._ranks.device), what="calibration")
             self._ranks.add(self._gradients.buffer, what="calibration")
+            self._finish()
+            reduced = time.perf_counter()
             self._gradients.normalise(1.0, 1.0)
             optimizer.step()
-            if self._ranks.device.type == "cuda":
-                torch.cuda.synchronize(self._ranks.device)
-            times.append(time.perf_counter() - begin)
-        mine = torch.tensor([statistics.median(times[1:])], dtype=torch.float64)
+            self._finish()
+            times.append((reduced - begin, time.perf_counter() - reduced))
+        mine = torch.tensor(np.median(times[1:], axis=0))
         total = self._ranks.add(mine.to(self._ranks.device), what="calibration")
-        return float(total) / self._ranks.world_size
+        reduce_s, step_s = (total / self._ranks.world_size).tolist()
+        return reduce_s, step_s
+
+    def _finish(self) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize(self._ranks.device)
 
 
 def _measurement(

@@ -1,9 +1,11 @@
 """A few real steps of the training program, held against the model: what timing parts misses."""
 
 import json
+import math
 import shutil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.planning import EpochPlan, plan_epoch
@@ -14,11 +16,12 @@ from dflash_core.training.monitor import METRICS_NAME
 from dflash_core.training.program import run_job
 from dflash_core.training.ranks import Ranks
 
-__all__ = ["colocated", "rehearse"]
+__all__ = ["colocated", "rehearse", "trimmed_ratio"]
 
 WARM_UP_STEPS = 2
-SECONDS = 6.0
-NUM_STEPS = (8, 40)
+SECONDS = 8.0
+NUM_STEPS = (8, 60)
+TRIMMED = 0.2
 
 
 def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
@@ -43,8 +46,10 @@ def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
     )
 
 
-def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int) -> float:
-    """Train a few shuffled steps and return measured over modelled time.
+def rehearse(
+    job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int
+) -> tuple[float, float]:
+    """Train a few shuffled steps; return measured over modelled time, and its standard error.
 
     Args:
         job: The run; its folder takes the rehearsal's own, which is removed afterwards.
@@ -69,7 +74,7 @@ def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int
     step_s = ends[-1] / plan.num_steps
     steps = ranks.agree(int(np.clip(SECONDS / step_s, *NUM_STEPS)), what="the rehearsal")
     if plan.num_steps <= WARM_UP_STEPS:
-        return 1.0  # nothing is left to compare after warming up
+        return 1.0, 0.0  # nothing is left to compare after warming up
     run_dir = job.run_dir / "rehearsal"
     chosen = colocated(job, max_steps=min(steps, plan.num_steps))
     chosen = chosen.model_copy(update={"batching": batching, "run_dir": run_dir})
@@ -78,14 +83,32 @@ def rehearse(job: TrainingJob, cost: CostModel, ranks: Ranks, *, block_size: int
         run_dir.mkdir(parents=True)
     ranks.meet(what="the rehearsal")
     run_job(chosen, ranks)
-    measured = 0.0
+    found = 0.0, 0.0
     if ranks.is_first:
         lines = [json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()]
-        seconds = [line["step_s"] for line in lines[WARM_UP_STEPS:]]
-        modelled = ends[len(lines) - 1] - ends[WARM_UP_STEPS - 1]
-        measured = sum(seconds) / float(modelled)
+        seconds = np.array([line["step_s"] for line in lines[WARM_UP_STEPS:]])
+        found = trimmed_ratio(seconds, np.diff(ends[WARM_UP_STEPS - 1 : len(lines)]))
         shutil.rmtree(run_dir, ignore_errors=True)
-    return ranks.agree(round(measured * 1e6), what="the rehearsal") / 1e6
+    ratio, error = (ranks.agree(round(value * 1e6), what="the rehearsal") / 1e6 for value in found)
+    return ratio, error
+
+
+def trimmed_ratio(
+    measured: NDArray[np.float64], modelled: NDArray[np.float64]
+) -> tuple[float, float]:
+    """Return the ratio of sums over the middle steps, and its standard error as a share of it.
+
+    The fifths of the steps with the largest and the smallest ratio are left out: what disturbs a
+    few of the rehearsal's steps says nothing about the run.
+    """
+    ratios = measured / modelled
+    cut = int(TRIMMED * ratios.size)
+    middle = np.argsort(ratios, kind="stable")[cut : ratios.size - cut]
+    ratio = float(measured[middle].sum() / modelled[middle].sum())
+    clipped = np.clip(ratios, ratios[middle].min(), ratios[middle].max())
+    # Tukey and McLaughlin's standard error of a trimmed mean.
+    error = float(clipped.std()) / ((1 - 2 * TRIMMED) * math.sqrt(ratios.size))
+    return ratio, error / ratio
 
 
 def _modelled(plan: EpochPlan, cost: CostModel, num_ranks: int, block_size: int) -> np.ndarray:

@@ -57,6 +57,8 @@ def _show(model: CostModel) -> None:
             table.add_row(role, TERMS[name], f"{microseconds:.6g}", error)
             role = error = ""
     table.add_row("step", "optimizer step", f"{model.step_s * 1e6:.6g}", "")
+    if model.reduce_s:
+        table.add_row("", "sum of gradients", f"{model.reduce_s * 1e6:.6g}", "")
     if model.transfer_s_per_token:
         table.add_row("transfer", "micro-batch", f"{model.transfer_latency_s * 1e6:.6g}", "")
         table.add_row("transfer", "real token", f"{model.transfer_s_per_token * 1e6:.6g}", "")

@@ -113,6 +113,18 @@ def test_the_interval_holds_every_fit_that_leaves_a_shape_out():
     assert unsure.high == pytest.approx(unsure.ktok_s)
 
 
+def test_gradients_are_summed_over_the_ranks_that_train_the_drafter():
+    cost = machine(fingerprint=MARKS, step_s=1.0, reduce_s=0.5)  # measured on two ranks
+    assert cost.step_seconds(1) == 1.0
+    assert cost.step_seconds(2) == 1.5
+    assert cost.step_seconds(4) == 1.75
+
+
+def test_an_unsure_rehearsal_widens_the_interval():
+    prediction = predict(plan(), machine(drift=0.0, correction_error=0.1), block_size=BLOCK)
+    assert prediction.high == pytest.approx(1.1 * prediction.ktok_s)
+
+
 def test_drift_widens_the_interval():
     prediction = predict(plan(), machine(drift=0.25), block_size=BLOCK)
     assert prediction.high == pytest.approx(1.25 * prediction.ktok_s)

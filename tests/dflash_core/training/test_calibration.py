@@ -14,6 +14,7 @@ from dflash_core.throughput import CostModel, predict
 from dflash_core.training import calibration
 from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
+from dflash_core.training.rehearsal import trimmed_ratio
 
 
 @pytest.fixture
@@ -61,6 +62,17 @@ def test_the_spread_between_ranks_is_found_again():
     seconds = 1 + 0.05 * rng.standard_normal((4, 20_000))
     assert calibration._jitter(seconds) == pytest.approx(0.05, rel=0.03)
     assert calibration._jitter(seconds[:1]) == 0
+
+
+def test_a_few_disturbed_steps_do_not_move_the_rehearsal():
+    modelled = np.linspace(0.1, 0.3, 30)
+    noise = 1 + 0.02 * np.random.default_rng(0).standard_normal(30)
+    quiet, error = trimmed_ratio(1.1 * modelled * noise, modelled)
+    assert quiet == pytest.approx(1.1, rel=0.01)
+    assert 0.001 < error < 0.01
+    noise[:5] *= 3
+    disturbed, _ = trimmed_ratio(1.1 * modelled * noise, modelled)
+    assert disturbed == pytest.approx(quiet, rel=0.01)
 
 
 @pytest.mark.usefixtures("quick")
