@@ -8,7 +8,7 @@ from tests.flows.conftest import runs, tiny_parts, tiny_settings  # noqa: F401
 from tests.integration.places import Place, open_place
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A server on SQLite with the deployments of prefect.yaml and one worker."""
     with open_place(tmp_path_factory.mktemp("place")) as opened:
