@@ -22,10 +22,11 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from configs.settings import Settings, load_settings
-from dflash_core.corpus.stdlib_store import store_stdlib
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.planning import EpochPlan, plan_epoch
 from dflash_core.throughput import CostModel, Workload, predict
@@ -133,13 +134,14 @@ def make_job(corpus: str, topology: str, work: Path, steps: int) -> TrainingJob:
 
 def make_store(corpus: str, settings: Settings, path: Path) -> None:
     """Store the demo's samples, or mostly short ones beside the longest of all."""
-    tokenizer = AutoTokenizer.from_pretrained(settings.target.path)
-    if corpus == "demo":
-        limit, most = settings.corpus.max_length, settings.corpus.max_samples
-        store_stdlib(path, tokenizer, split="train", max_length=limit, max_samples=most)
+    chats, whole = path.with_name("chats.jsonl"), path.with_name("whole")
+    demo = corpus == "demo"
+    write_stdlib_chats(chats, "train", most=settings.corpus.max_samples if demo else None)
+    config = PrepareConfig(max_length=settings.corpus.max_length if demo else HEAVY_LENGTH)
+    prepare_store([chats], settings.target.path, path if demo else whole, config)
+    if demo:
         return
-    whole = path.with_name("whole")
-    store, _ = store_stdlib(whole, tokenizer, split="train", max_length=HEAVY_LENGTH)
+    store = TokenStore.open(whole)
     ranked = np.argsort(store.lengths, kind="stable")
     short, long = ranked[: len(ranked) // 2], ranked[-len(ranked) // 12 :]
     chosen = np.sort(np.concatenate([short, long]))
