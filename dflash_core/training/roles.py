@@ -106,13 +106,13 @@ def consuming_role(
     )
     groups = _heldout_groups(stores, epochs)
     validation = Validation(job.training.validation, epochs, objective, groups, ranks, accept)
-    return ConsumingRole(objective, pipeline, validation, _cache_bytes(target, epochs))
+    return ConsumingRole(objective, pipeline, validation, _cache_bytes(job, target, epochs))
 
 
-def _cache_bytes(target: Target | None, epochs: Epochs) -> int:
+def _cache_bytes(job: TrainingJob, target: Target | None, epochs: Epochs) -> int:
     if target is None:
         return 0
-    width, dtype = feature_shape(target)
+    width, dtype = feature_shape(target, job.loss)
     lengths = np.minimum(epochs.lengths, epochs.plan(0).max_length)
     return cache_bytes(lengths, num_features=width, dtype=dtype)
 
