@@ -10,14 +10,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -55,18 +54,6 @@ class _Environment(ImmutableSandboxedEnvironment):
             except AttributeError:
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
-
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        # Methods of str that `getattr` gives out are safe, and know nothing of contexts.
-        if (
-            type(__obj) is BuiltinMethodType
-            and type(__obj.__self__) is str
-            and __obj.__name__ in _STR_METHODS
-        ):
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            return __obj(*args, **kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
 
 
 class _GenerationMarks(jinja2.ext.Extension):
