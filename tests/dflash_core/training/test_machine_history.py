@@ -1,19 +1,8 @@
 import pytest
 
 from dflash_core.errors import ArtifactError
-from dflash_core.throughput import Fingerprint
 from dflash_core.training.machine_history import history_file, read_ratios, remember_ratio
-
-MARKS = Fingerprint(
-    hardware="two cores",
-    num_ranks=2,
-    threads_per_rank=1,
-    target="t",
-    draft="d",
-    precision="float32/float32",
-    attention="sdpa",
-    versions="1",
-)
+from tests.dflash_core.throughput.machines import MARKS
 
 
 def test_runs_are_remembered_in_order_by_machine_and_model(tmp_path):
