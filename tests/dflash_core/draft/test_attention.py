@@ -108,6 +108,7 @@ def test_sliced_attention_equals_the_dense_mask(drafter, layer, density):
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_flex_attention_equals_the_sliced_one(drafter, layer, monkeypatch):
     """Value and gradient in double precision, by the operator's plain form.
 
