@@ -14,7 +14,14 @@ from dflash_core.export import export_drafter, load_checkpoint_drafter, load_dra
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
 from dflash_core.training.draft_vocabulary import draft_vocabulary
-from tests.dflash_core.training.conftest import MakeJob, losses, read_steps, run_here, run_ranks
+from tests.dflash_core.training.conftest import (
+    MakeJob,
+    losses,
+    read_steps,
+    run_here,
+    run_ranks,
+    write_job,
+)
 from tests.tiny import TINY_LAYER_IDS
 
 SIZE = 64
@@ -66,6 +73,7 @@ def test_one_run_is_exported_reduced_to_speculators_and_whole_to_zlab(
     make_job: MakeJob, target, tmp_path
 ) -> None:
     job = reduced(make_job(epochs=1))
+    write_job(job)
     run_here(job)
     newest = sorted((job.run_dir / "checkpoints").iterdir())[-1]
     ids = json.loads((job.run_dir / "draft_vocabulary.json").read_text())["token_ids"]
