@@ -5,19 +5,18 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from dflash_core.artifacts import MANIFEST_NAME, read_manifest, verify_artifact
+from dflash_core.artifacts import MANIFEST_NAME, read_manifest
 from dflash_core.draft.build import draft_spec
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError
 from dflash_core.export.write import DRAFTER_KIND, DRAFTER_VERSION
 from dflash_core.export.zlab import CONFIG_NAME, check_tensors, load_drafter
 from dflash_core.target.loading import load_target
+from dflash_core.training.checkpoint import STATE_NAME, open_checkpoint
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_vocabulary import read_draft_vocabulary
 
 __all__ = ["load_checkpoint_drafter"]
-
-STATE_NAME = "state.pt"
 
 
 def load_checkpoint_drafter(path: Path) -> DraftModel:
@@ -41,7 +40,7 @@ def load_checkpoint_drafter(path: Path) -> DraftModel:
             f"{path} is no drafter: it has neither {CONFIG_NAME} nor drafter/, and is no "
             "checkpoint of a run"
         )
-    verify_artifact(path, read_manifest(path, kind="checkpoint", format_version=1))
+    state = open_checkpoint(path)
     try:
         job = TrainingJob.model_validate_json(job_file.read_bytes())
     except ValidationError as error:
@@ -52,7 +51,7 @@ def load_checkpoint_drafter(path: Path) -> DraftModel:
     spec = draft_spec(job.draft, load_target(job.target, layers=False))
     ids = None if spec.draft_vocab_size is None else read_draft_vocabulary(path.parent.parent)
     model = DraftModel(spec, None if ids is None else torch.from_numpy(ids))
-    tensors = torch.load(path / STATE_NAME, map_location="cpu", weights_only=True)["module"]
+    tensors = state["module"]
     check_tensors(path, tensors, {k: v.shape for k, v in model.state_dict().items()})
     model.load_state_dict(tensors)
     return model.eval()

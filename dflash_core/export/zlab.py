@@ -102,7 +102,8 @@ def read_spec(path: Path) -> DraftSpec:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise DraftError(f"{file} is not usable: {where} {problem['msg']}".rstrip()) from None
+        words = f"{where} {problem['msg'].removeprefix('Value error, ')}".strip()
+        raise DraftError(f"{file} is not usable: {words}") from None
     except KeyError as error:
         raise DraftError(f"{file} is not usable: {error} is missing") from None
     except (TypeError, ValueError, AttributeError, StrictDataclassError) as error:

@@ -17,6 +17,7 @@ __all__ = [
     "checkpoint_path",
     "latest_checkpoint",
     "load_checkpoint",
+    "open_checkpoint",
     "read_cursor",
     "save_checkpoint",
 ]
@@ -107,6 +108,16 @@ def read_cursor(path: Path, ingredients: dict[str, str]) -> Cursor:
             "training.resume to start anew"
         )
     return cursor
+
+
+def open_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of any run, after its every byte was checked.
+
+    Raises:
+        ArtifactError: It is none, is damaged, or is of another format version.
+    """
+    verify_artifact(path, read_manifest(path, kind=KIND, format_version=VERSION))
+    return load_checkpoint(path)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

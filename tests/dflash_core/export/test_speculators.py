@@ -3,7 +3,7 @@
 Last run on 2026-11-29 with speculators 0.9.0, torch 2.13.0, transformers 5.19.0: all passed. To run
 it again: ``pip install torch==2.13.0 speculators==0.9.0 numba polars pytest hypothesis`` in a new
 environment, ``pip uninstall torchvision torchaudio`` where they do not fit that torch, and
-``python -m pytest -c /dev/null --rootdir . tests/dflash_core/export/test_speculators.py``, since the
+``python -m pytest -c /dev/null --rootdir . tests/dflash_core/export/test_speculators.py``: the
 project's own warning filters name packages that are not there.
 """
 
