@@ -36,8 +36,10 @@ def prediction(ktok_s: float) -> Prediction:
         waiting_share=0.1,
         starving_share=0,
         target_busy=0.4,
+        prefetch_busy=0.02,
         draft_busy=0.6,
-        mean_queue=1,
+        prefetch_queue=1,
+        feature_queue=1,
     )
 
 
