@@ -151,12 +151,13 @@ def load_target(
     trust = config.trust_remote_code
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
             attn_implementation=config.attention,
             trust_remote_code=trust,
             use_safetensors=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().splitlines()[0]
@@ -164,6 +165,13 @@ def load_target(
             f"{config.path} cannot be loaded as a target model: {first}; set target.path to a "
             "transformers folder of a causal language model"
         ) from None
+    model, found = loaded
+    if found["missing_keys"]:  # filled at random, with no more than a warning
+        missing = sorted(found["missing_keys"])
+        raise TargetError(
+            f"{config.path} lacks {len(missing)} of the target's weights, {missing[0]} among them; "
+            "set target.path to a folder with all of them"
+        )
     model = model.eval().requires_grad_(False)
     if not hasattr(model.get_decoder(), "layers"):
         raise TargetError(

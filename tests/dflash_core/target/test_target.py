@@ -1,10 +1,12 @@
 """The target: features against transformers' own hidden states, layers, and bad folders."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dflash_core.errors import TargetError
 from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
@@ -86,3 +88,14 @@ def test_digest_follows_the_weights(folder: Path, tmp_path: Path) -> None:
     other = tiny_target(tmp_path / "other", seed=1)
     same = tiny_target(tmp_path / "same")
     assert target_digest(folder) == target_digest(same) != target_digest(other)
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    path = tiny_target(tmp_path / "target")
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in sorted(weights) if "q_proj" in name)
+    rest = {key: value for key, value in weights.items() if key != name}
+    save_file(rest, file, metadata={"format": "pt"})
+    with pytest.raises(TargetError, match=rf"lacks 1 of .*{re.escape(name)}.*target\.path"):
+        load_target(TargetConfig(path=path, layer_ids=TINY_LAYER_IDS))
