@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from dflash_core.artifacts import new_artifact, read_manifest
+from dflash_core.artifacts import read_manifest
 from dflash_core.errors import ArtifactError, TargetError
+from dflash_core.target.folder import write_folder
 
 __all__ = ["convert_gguf", "find_gguf"]
 
@@ -75,12 +76,7 @@ def convert_gguf(
             )
     model, tokenizer = _load(file)
     facts = {"file": file.name, "sha256": digest}
-    with new_artifact(out, kind=KIND, format_version=VERSION, metadata=facts) as scratch:
-        model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        for part in scratch.iterdir():
-            part.chmod(0o644)
-    return out
+    return write_folder(model, tokenizer, out, kind=KIND, format_version=VERSION, facts=facts)
 
 
 def _load(file: Path) -> tuple[Any, Any]:

@@ -137,13 +137,12 @@ def serve_target(
     if in_step is None:
         prefetch = stage(prepared(epochs.stream(first_step, target=own), layout), "prefetch")
         forward = stage(computed(prefetch, source, ranks.device), "target")
-        send_features(forward, ranks)
-        forward.close()
     else:
         prefetch = stage(laid_out(epochs.rounds(first_step, runner=own), layout), "prefetch")
         forward = stage(in_step.computed(prefetch, source), "target")
-        send_features(forward, ranks)
-        forward.close()
+    send_features(forward, ranks)
+    forward.close()
+    if in_step is not None:
         in_step.finish()
     prefetch.close()
 

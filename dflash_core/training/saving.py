@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dflash_core.artifacts import new_artifact
+from dflash_core.target.folder import write_folder
 
 __all__ = ["TARGET_KIND", "save_target"]
 
@@ -25,9 +25,6 @@ def save_target(model: Any, tokenizer: Any, out: Path, facts: dict[str, Any]) ->
     """
     stored = copy.deepcopy(model).to(torch.bfloat16)
     stored.config.dtype = torch.bfloat16
-    with new_artifact(out, kind=TARGET_KIND, format_version=TARGET_VERSION, metadata=facts) as work:
-        stored.save_pretrained(work)
-        tokenizer.save_pretrained(work)
-        for file in work.iterdir():
-            file.chmod(0o644)
-    return out
+    return write_folder(
+        stored, tokenizer, out, kind=TARGET_KIND, format_version=TARGET_VERSION, facts=facts
+    )

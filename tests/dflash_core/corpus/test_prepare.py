@@ -264,6 +264,7 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, encoder) ->
         "encoder = pickle.loads(Path(a[2]).read_bytes()); "
         "prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)"
     )
+    # The fixture's encoder goes to a child process of this test; nothing else ever reads the file.
     killed, pickled = tmp_path / "killed", tmp_path / "encoder.pickle"
     pickled.write_bytes(pickle.dumps(encoder))
     arguments = [sys.executable, "-c", program, str(path), str(pickled), str(killed)]
@@ -305,6 +306,7 @@ def test_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, encoder) -> None:
     path = write(
         tmp_path / "a.jsonl", [chat(f"question {k}", "answer " * 40) for k in range(1_200)]
     )
+    # As above: the fixture's encoder, for a child process of this test only.
     pickled = tmp_path / "encoder.pickle"
     pickled.write_bytes(pickle.dumps(encoder))
     program = (
