@@ -43,12 +43,17 @@ def compare(settings: Settings, store: Path, cost: CostModel) -> list[StrategyFa
 def gate(
     settings: Settings, strategies: list[StrategyFacts], pilots: dict[int, float] | None = None
 ) -> GateResult:
-    """Hold the strategies against the thresholds; Ktok/s of pilots count instead of predictions."""
+    """Hold the strategies against the thresholds; Ktok/s of pilots count instead of predictions.
+
+    A pilot runs the target; where later epochs read kept features, the whole run is taken to differ
+    from its prediction as the pilot does.
+    """
+    pilots = pilots or {}
     candidates = [
         Candidate(
             **{name: getattr(facts, name) for name in (*SHARED, *SHARED_TOO)},
             prediction=facts.prediction,
-            measured_ktok_s=(pilots or {}).get(index),
+            measured_ktok_s=pilots[index] * _later_epochs(facts) if index in pilots else None,
         )
         for index, facts in enumerate(strategies)
     ]
@@ -57,6 +62,11 @@ def gate(
         announce(f"  {verdict.reason}")
     announce(f"gate: {result.reason}")
     return result
+
+
+def _later_epochs(facts: StrategyFacts) -> float:
+    """Return the whole run's predicted throughput over the first epoch's."""
+    return facts.prediction.ktok_s / facts.prediction.of_epoch(0).ktok_s
 
 
 def _facts(report: StrategyReport, cost: CostModel, settings: Settings) -> StrategyFacts:
@@ -71,5 +81,6 @@ def _facts(report: StrategyReport, cost: CostModel, settings: Settings) -> Strat
             block_size=settings.draft.block_size,
             topology=settings.training.topology,
             epochs=settings.training.epochs,
+            features=settings.training.features,
         ),
     )

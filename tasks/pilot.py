@@ -25,7 +25,9 @@ def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
     """
     run_dir = job.run_dir.with_name(f"pilot-{job.batching.strategy}-{job.batching.mixing}")
     shutil.rmtree(run_dir, ignore_errors=True)
-    training = job.training.model_copy(update={"max_steps": num_steps, "resume": False})
+    # A feature cache that one pilot fills would make the next one look fast.
+    online = {"max_steps": num_steps, "resume": False, "features": "online"}
+    training = job.training.model_copy(update=online)
     short = job.model_copy(update={"run_dir": run_dir, "training": training})
     file = atomic_write(run_dir / "job.json", short.model_dump_json(indent=1) + "\n")
     with gpu_slot(folder.concurrency_limit):

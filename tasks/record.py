@@ -35,7 +35,7 @@ def record_comparison(
         with run.child(f"strategy-{facts.name}-{facts.mixing}", tags) as nested:
             words = {"strategy": facts.name, "mixing": facts.mixing, "plan": facts.plan_hash}
             nested.log_params(words)
-            predicted = facts.prediction.model_dump(exclude={"bottleneck"})
+            predicted = facts.prediction.model_dump(exclude={"bottleneck", "first", "later"})
             figures = facts.model_dump(exclude=WORDS)
             nested.log_metrics({**figures, **{f"predicted/{k}": v for k, v in predicted.items()}})
     if gate.chosen is None:

@@ -93,9 +93,12 @@ def hold_against(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> 
     numbers = sorted({int(line["epoch"]) for line in steady})
     epochs = [[line for line in steady if line["epoch"] == number] for number in numbers]
     return Accuracy(
-        epochs=tuple(_epoch(epoch, prediction) for epoch in epochs),
+        epochs=tuple(
+            _epoch(lines, prediction.of_epoch(number))
+            for number, lines in zip(numbers, epochs, strict=True)
+        ),
         measured_ktok_s=_ktok_s(steady),
-        predicted_ktok_s=prediction.ktok_s,
+        predicted_ktok_s=_predicted_ktok_s(steady, prediction),
     )
 
 
@@ -140,6 +143,14 @@ def _epoch(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> EpochA
 
 def _ktok_s(lines: Sequence[Mapping[str, Any]]) -> float:
     return sum(line["real_tokens"] for line in lines) / sum(line["step_s"] for line in lines) / 1000
+
+
+def _predicted_ktok_s(lines: Sequence[Mapping[str, Any]], prediction: Prediction) -> float:
+    """Return tokens over predicted seconds of these very steps."""
+    tokens = sum(line["real_tokens"] for line in lines)
+    return tokens / sum(
+        line["real_tokens"] / prediction.of_epoch(int(line["epoch"])).ktok_s for line in lines
+    )
 
 
 def learn_drift(ratios: Sequence[float]) -> Drift:

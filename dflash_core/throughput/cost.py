@@ -28,7 +28,7 @@ __all__ = [
     "RoleFit",
 ]
 
-Role = Literal["prefetch", "target", "draft"]
+Role = Literal["prefetch", "target", "read", "draft"]
 
 TERMS: dict[str, str] = {
     "constant_s": "micro-batch",
@@ -44,6 +44,7 @@ TERMS: dict[str, str] = {
 ROLE_TERMS: dict[Role, tuple[str, ...]] = {
     "prefetch": ("constant_s", "document_s", "slot_s"),
     "target": ("constant_s", "slot_s", "slot_length_s"),
+    "read": ("constant_s", "document_s", "token_s"),
     "draft": ("constant_s", "document_s", "token_s", "anchor_token_s", "anchor_context_s"),
 }
 """Terms that each role's time is made of."""
@@ -55,7 +56,8 @@ class Measurement(FrozenModel):
     """One timed micro-batch of rows that hold one document each."""
 
     role: Role
-    """What ran: reading and laying out, the target's forward, or the drafter's both ways."""
+    """What ran: reading and laying out, the target's forward, reading features from disk instead,
+    or the drafter's both ways."""
     rows: int = Field(ge=1)
     """Rows of the micro-batch."""
     padded_length: int = Field(ge=1)
@@ -139,6 +141,8 @@ class Fingerprint(FrozenModel):
     """Attention implementation of the target."""
     shard_target: bool = False
     """Whether the target's layers were spread over the ranks."""
+    features: str = "online"
+    """Where the run's features come from: the target, or a cache after its first forward."""
     versions: str
     """Versions of the libraries that do the work."""
 
@@ -162,7 +166,9 @@ class CostModel(FrozenModel):
     prefetch: RoleFit = RoleFit()
     """Reading samples and laying them out."""
     target: RoleFit
-    """Forward of the frozen target."""
+    """Forward of the frozen target; with a feature cache, keeping its features too."""
+    read: RoleFit | None = None
+    """Reading kept features, where the run keeps them."""
     draft: RoleFit
     """Forward and backward of the drafter."""
     step_s: float = Field(default=0.0, ge=0)
@@ -212,6 +218,19 @@ class CostModel(FrozenModel):
             return self.step_s
         share = (1 - 1 / num_consumers) / (1 - 1 / measured)
         return self.step_s + share * self.reduce_s
+
+    def reading(self) -> "CostModel":
+        """Return the costs of an epoch that reads kept features in place of running the target.
+
+        Raises:
+            CalibrationError: Reading was not measured.
+        """
+        if self.read is None:
+            raise CalibrationError(
+                "the calibration does not say what reading kept features takes; run dflash-flow "
+                "calibrate with training.features 'cache'"
+            )
+        return self.model_copy(update={"target": self.read})
 
     def require(self, wanted: Fingerprint) -> None:
         """Refuse to stand for another machine or model.

@@ -16,11 +16,13 @@ from dflash_core.throughput.workload import Workload
 
 __all__ = ["Prediction", "Stage", "durations_of", "predict", "timeline_of"]
 
+NOT_AVERAGED = frozenset({"bottleneck", "first", "later"})
+
 Stage = Literal["prefetch", "target", "transfer", "draft", "straggler"]
 
 
 class Prediction(FrozenModel):
-    """What an epoch of a plan is expected to cost."""
+    """What a plan is expected to cost, over all epochs of the run."""
 
     ktok_s: float
     """Real tokens per second of all ranks, in thousands."""
@@ -31,7 +33,7 @@ class Prediction(FrozenModel):
     step_s: float
     """Mean seconds of an optimizer step."""
     epoch_s: float
-    """Seconds of the epoch."""
+    """Mean seconds of an epoch."""
     run_s: float
     """Seconds of all epochs."""
     device_hours: float
@@ -52,6 +54,14 @@ class Prediction(FrozenModel):
     """Micro-batches that wait, read, for a rank that begins with them, mean over time."""
     feature_queue: float = Field(ge=0)
     """Micro-batches that wait, with features, for a drafter rank; 0 when colocated."""
+    first: "Prediction | None" = None
+    """The first epoch, when it runs the target and keeps the features that later ones read."""
+    later: "Prediction | None" = None
+    """One epoch that reads kept features."""
+
+    def of_epoch(self, epoch: int) -> "Prediction":
+        """Return what was predicted for one epoch, counted from 0."""
+        return (self.later if epoch else self.first) or self
 
 
 def predict(
@@ -62,8 +72,9 @@ def predict(
     topology: Topology | None = None,
     epochs: int = 1,
     workload: Workload | None = None,
+    features: Literal["online", "cache"] = "online",
 ) -> Prediction:
-    """Predict the epoch of a plan.
+    """Predict a plan's throughput.
 
     The interval holds the plan under each fit that leaves a measured shape out, widened by how
     unsure the rehearsal was and how far this machine strayed from its predictions before.
@@ -75,10 +86,12 @@ def predict(
         topology: Which ranks do what; all the plan's ranks run both models when not given.
         epochs: Epochs of the run.
         workload: What the plan's micro-batches hold, when it is known already.
+        features: Whether epochs after the first read features that the first one kept. It is taken
+            to begin with an empty cache.
 
     Raises:
         CalibrationError: The plan was made for another number of ranks, or without supervised
-            tokens.
+            tokens, or reading features was not calibrated.
     """
     if topology is None:
         topology = Split(num_ranks=plan.assignment.shape[2])
@@ -86,9 +99,18 @@ def predict(
         workload = Workload.of_plan(
             plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
         )
-    timeline = timeline_of(plan, workload, cost, topology)
     step_s = cost.correction * cost.step_seconds(topology.num_consumers)
-    return _summarise(plan, timeline, topology, step_s, epochs, _spread(workload, cost))
+
+    def of_epochs(count: int, cost: CostModel) -> Prediction:
+        timeline = timeline_of(plan, workload, cost, topology)
+        return _summarise(plan, timeline, topology, step_s, count, _spread(workload, cost))
+
+    if features == "online":
+        return of_epochs(epochs, cost)
+    reading = cost.reading()
+    if epochs == 1:
+        return of_epochs(1, cost)
+    return _joined(of_epochs(1, cost), of_epochs(1, reading), epochs)
 
 
 def timeline_of(
@@ -184,6 +206,28 @@ def _summarise(
         draft_busy=shares["draft"],
         prefetch_queue=timeline.mean_queues[0],
         feature_queue=timeline.mean_queues[1],
+    )
+
+
+def _joined(first: Prediction, later: Prediction, epochs: int) -> Prediction:
+    """Return the whole run: figures are means over time, throughput is tokens over seconds."""
+    run_s = first.epoch_s + (epochs - 1) * later.epoch_s
+    weight = first.epoch_s / run_s
+
+    def mean(name: str) -> float:
+        return weight * getattr(first, name) + (1 - weight) * getattr(later, name)
+
+    summed = {"epoch_s": run_s / epochs, "run_s": run_s}
+    summed["step_s"] = (first.step_s + (epochs - 1) * later.step_s) / epochs
+    summed["device_hours"] = first.device_hours + (epochs - 1) * later.device_hours
+    averaged = [name for name in Prediction.model_fields if name not in NOT_AVERAGED | set(summed)]
+    longer = first if weight > 0.5 else later
+    return Prediction(
+        **{name: mean(name) for name in averaged},
+        **summed,
+        bottleneck=longer.bottleneck,
+        first=first,
+        later=later,
     )
 
 

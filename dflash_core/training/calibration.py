@@ -12,8 +12,10 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +32,18 @@ from dflash_core.draft.batch import DraftBatch
 from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.target.loading import target_digest
 from dflash_core.throughput import CostModel, Fingerprint, Measurement, fit_role
+from dflash_core.throughput.cost import Role
 from dflash_core.training.calibration_shapes import Shape, calibration_shapes
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective
-from dflash_core.training.features import OnlineFeatures, feature_shape, timed
+from dflash_core.training.feature_cache import FeatureCache
+from dflash_core.training.features import (
+    CachedFeatures,
+    FeatureSource,
+    OnlineFeatures,
+    feature_shape,
+    timed,
+)
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.ranks import Ranks, device_of, join_ranks
@@ -48,6 +58,9 @@ FEW_ANCHORS = 0.25
 STEP_REPEATS = 7
 TRANSFER_TOKENS = (16, 2048)
 TRANSFER_REPEATS = 7
+ROLES: tuple[Role, ...] = ("prefetch", "target", "read", "draft")
+
+Times = tuple[float, float, float, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,13 +95,15 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
         CalibrationError: The shapes cannot tell the terms apart, or all times are equal.
     """
     job = colocated(job)
-    bench = _Bench(job, ranks)
-    measurements, jitter = bench.measure()
+    with _scratch(job) as scratch:
+        bench = _Bench(job, ranks, scratch)
+        measurements, jitter = bench.measure()
     reduce_s, step_s = bench.step_times()
     latency_s, per_token_s = _time_transfer(bench.num_features, bench.dtype, ranks)
     model = CostModel(
         prefetch=fit_role(measurements, "prefetch"),
         target=fit_role(measurements, "target"),
+        read=fit_role(measurements, "read") if scratch else None,
         draft=fit_role(measurements, "draft"),
         step_s=step_s,
         reduce_s=reduce_s,
@@ -121,6 +136,7 @@ def fingerprint(job: TrainingJob) -> Fingerprint:
         precision=f"{job.target.dtype}/{training.precision}",
         attention=job.target.attention,
         shard_target=training.topology.shard_target,
+        features=training.features,
         versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
 
@@ -130,16 +146,29 @@ def hardware_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
 
 
-class _Bench:
-    """The models of a rank, to be timed."""
+@contextmanager
+def _scratch(job: TrainingJob) -> Iterator[Path | None]:
+    """Yield a folder on the feature cache's own disk, if the run has one."""
+    if job.training.features == "online":
+        yield None
+        return
+    job.training.cache.path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".timing-", dir=job.training.cache.path) as folder:
+        yield Path(folder)
 
-    def __init__(self, job: TrainingJob, ranks: Ranks) -> None:
+
+class _Bench:
+    """The models of a rank, to be timed; features are kept in the scratch folder, if given."""
+
+    def __init__(self, job: TrainingJob, ranks: Ranks, scratch: Path | None) -> None:
         self._job = job
         self._ranks = ranks
         self._store = TokenStore.open(job.store)
         target = load_for_ranks(job.target, ranks)
         self._objective = DraftObjective(job, target, self._store, None)
-        self._source = OnlineFeatures(target, packed=False, final_hidden=job.loss.distils)
+        online = OnlineFeatures(target, packed=False, final_hidden=job.loss.distils)
+        self._source: FeatureSource = online
+        self._cache: FeatureCache | None = None
         self._gradients = FlatGradients(list(self._objective.module.parameters()))
         rule = job.batching.anchors
         fewer = {
@@ -155,6 +184,15 @@ class _Bench:
         }
         self.block_size = self._objective.drafter.spec.block_size
         self.num_features, self.dtype = feature_shape(target, job.loss)
+        if scratch is not None:
+            limit = job.batching.max_length or job.batching.token_budget
+            lengths = np.minimum(self._store.lengths, limit)
+            self._cache = FeatureCache(
+                scratch, lengths, num_features=self.num_features, dtype=self.dtype
+            )
+            self._source = CachedFeatures(
+                (self._cache, None), lambda: online, ranks.device, final_hidden=job.loss.distils
+            )
 
     def measure(self) -> tuple[list[Measurement], float]:
         """Time rounds of shapes; return the measurements and the jitter between ranks."""
@@ -162,7 +200,7 @@ class _Bench:
         batching = self._job.batching
         limit = batching.max_length or batching.token_budget
         taken: list[tuple[Shape, DraftBatch]] = []
-        seconds: list[tuple[float, float, float]] = []
+        seconds: list[Times] = []
         start = time.perf_counter()
         for number in range(1 + ROUNDS[1]):
             shapes = calibration_shapes(
@@ -185,26 +223,32 @@ class _Bench:
         measurements = [
             _measurement(shape, batch, self.block_size, role, float(means[index, place]))
             for index, (shape, batch) in enumerate(taken)
-            for place, role in enumerate(("prefetch", "target", "draft"))
+            for place, role in enumerate(ROLES)
+            if role != "read" or self._cache is not None
         ]
         return measurements, _jitter(every.sum(axis=2))
 
-    def _time(self, shape: Shape) -> tuple[DraftBatch, tuple[float, float, float]]:
-        """Return the batch and the seconds of reading, target and drafter on this rank."""
+    def _time(self, shape: Shape) -> tuple[DraftBatch, Times]:
+        """Return the batch and the seconds of each role on this rank."""
         self._ranks.meet(what="calibration")
         begin = time.perf_counter()
         batch = self._layouts[shape.few_anchors](shape.micro_batch)
         prefetch_s = time.perf_counter() - begin
         on_device = batch.to(self._ranks.device)
+        if self._cache is not None:
+            self._cache.forget(shape.micro_batch.samples)
         features_MF, target_s = timed(self._source, shape.micro_batch, on_device)
+        read_s = 0.0
+        if self._cache is not None:
+            features_MF, read_s = timed(self._source, shape.micro_batch, on_device)
         begin = time.perf_counter()
         groups = torch.zeros(len(shape.micro_batch.samples), dtype=torch.int64)
         self._objective.run(shape.micro_batch, on_device, features_MF, groups)
-        return batch, (prefetch_s, target_s, time.perf_counter() - begin)
+        return batch, (prefetch_s, target_s, read_s, time.perf_counter() - begin)
 
-    def _share(self, seconds: list[tuple[float, float, float]]) -> NDArray[np.float64]:
-        """Return every rank's seconds, shape ``(num_ranks, num_shapes, 3)``."""
-        every = torch.zeros(self._ranks.world_size, len(seconds), 3, dtype=torch.float64)
+    def _share(self, seconds: list[Times]) -> NDArray[np.float64]:
+        """Return every rank's seconds, shape ``(num_ranks, num_shapes, num_roles)``."""
+        every = torch.zeros(self._ranks.world_size, len(seconds), len(ROLES), dtype=torch.float64)
         every[self._ranks.rank] = torch.tensor(seconds, dtype=torch.float64)
         return self._ranks.add(every.to(self._ranks.device), what="calibration").cpu().numpy()
 

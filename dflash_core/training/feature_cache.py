@@ -15,6 +15,7 @@ import os
 import shutil
 import weakref
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ class FeatureCache:
         data = flat.reshape(-1)
         self._bytes(sample)[: len(data)] = data
         self._table[sample] = (len(features_MF) + 1, zlib.crc32(data.data))
+
+    def forget(self, samples: Sequence[int]) -> None:
+        """Drop samples, so that they are captured anew."""
+        self._table["tokens"][list(samples)] = 0
 
     @property
     def width(self) -> int:

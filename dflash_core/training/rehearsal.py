@@ -33,7 +33,6 @@ def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
             queue_depth=training.topology.queue_depth,
             shard_target=training.topology.shard_target,
         ),
-        "features": "online",
         "preflight": False,
         "validation": ValidationConfig(),
         "resume": False,
@@ -77,9 +76,19 @@ def rehearse(
         return 1.0, 0.0  # nothing is left to compare after warming up
     run_dir = job.run_dir / "rehearsal"
     chosen = colocated(job, max_steps=min(steps, plan.num_steps))
-    chosen = chosen.model_copy(update={"batching": batching, "run_dir": run_dir})
+    # A feature cache of its own: in the run's, some samples of the first epoch would be found.
+    kept = job.training.cache.path / ".rehearsal"
+    cache = job.training.cache.model_copy(update={"path": kept})
+    chosen = chosen.model_copy(
+        update={
+            "batching": batching,
+            "run_dir": run_dir,
+            "training": chosen.training.model_copy(update={"cache": cache}),
+        }
+    )
     if ranks.is_first:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        for folder in (run_dir, kept):
+            shutil.rmtree(folder, ignore_errors=True)
         run_dir.mkdir(parents=True)
     ranks.meet(what="the rehearsal")
     run_job(chosen, ranks)
@@ -88,7 +97,8 @@ def rehearse(
         lines = [json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()]
         seconds = np.array([line["step_s"] for line in lines[WARM_UP_STEPS:]])
         found = trimmed_ratio(seconds, np.diff(ends[WARM_UP_STEPS - 1 : len(lines)]))
-        shutil.rmtree(run_dir, ignore_errors=True)
+        for folder in (run_dir, kept):
+            shutil.rmtree(folder, ignore_errors=True)
     ratio, error = (ranks.agree(round(value * 1e6), what="the rehearsal") / 1e6 for value in found)
     return ratio, error
 

@@ -127,6 +127,7 @@ def _predicted(job: TrainingJob, file: Path | None) -> tuple[TrainingJob, Predic
         block_size=job.draft.block_size,
         topology=job.training.topology,
         epochs=job.training.epochs,
+        features=job.training.features,
     )
     Console(stderr=True, highlight=False).print(
         f"predicted {prediction.ktok_s:.2f} Ktok/s ({prediction.low:.2f}..{prediction.high:.2f}), "

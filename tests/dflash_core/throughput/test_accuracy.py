@@ -31,6 +31,16 @@ def test_each_epoch_is_held_against_the_prediction():
     assert not found.inside
 
 
+def test_epochs_that_read_features_are_held_against_their_own_prediction():
+    whole = forecast(3.0).model_copy(update={"first": forecast(2.0), "later": forecast(4.0)})
+    run = lines([2.0] * 10) + lines([4.0] * 10, epoch=1) + lines([5.0] * 10, epoch=2)
+    found = hold_against(run, whole)
+    assert [epoch.predicted_ktok_s for epoch in found.epochs] == [2.0, 4.0, 4.0]
+    assert [epoch.error for epoch in found.epochs] == pytest.approx([0.0, 0.0, -0.2])
+    steps = (8, 20)  # two warm up
+    assert found.predicted_ktok_s == pytest.approx(28 / (steps[0] / 2 + steps[1] / 4))
+
+
 def test_slow_first_steps_do_not_count():
     found = hold_against(lines([0.1] * 2 + [2.0] * 38), forecast(2.0))
     assert found.error == pytest.approx(0.0)

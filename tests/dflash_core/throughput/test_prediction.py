@@ -131,6 +131,37 @@ def test_drift_widens_the_interval():
     assert prediction.low == pytest.approx(prediction.ktok_s / 1.25)
 
 
+READ = RoleFit(coefficients=Coefficients(token_s=1e-7))
+
+
+def test_kept_features_save_the_target_after_the_first_epoch():
+    cost = machine(read=READ)
+    first = predict(plan(), cost, block_size=BLOCK)
+    without_target = machine(target=READ)
+    later = predict(plan(), without_target, block_size=BLOCK)
+    whole = predict(plan(), cost, block_size=BLOCK, epochs=4, features="cache")
+    assert whole.of_epoch(0) == first
+    assert whole.of_epoch(1) == whole.of_epoch(3) == later
+    assert whole.run_s == pytest.approx(first.run_s + 3 * later.run_s)
+    assert whole.device_hours == pytest.approx(2 * whole.run_s / 3600)
+    tokens = plan().total_tokens
+    assert whole.ktok_s == pytest.approx(4 * tokens / whole.run_s / 1000)
+    assert first.ktok_s < whole.ktok_s < later.ktok_s
+    assert whole.low < whole.ktok_s < whole.high
+    assert whole.target_busy < first.target_busy
+
+
+def test_one_epoch_never_reads_what_it_keeps():
+    cost = machine(read=READ)
+    whole = predict(plan(), cost, block_size=BLOCK, features="cache")
+    assert whole == predict(plan(), cost, block_size=BLOCK)
+
+
+def test_reading_features_must_have_been_measured():
+    with pytest.raises(CalibrationError, match=r"reading kept features .* 'cache'"):
+        predict(plan(), machine(), block_size=BLOCK, epochs=2, features="cache")
+
+
 def test_a_run_s_own_topology_can_be_asked_about():
     topology: Topology = TopologyConfig(kind="disaggregated", num_ranks=3, num_target_ranks=1)
     assert predict(plan(), machine(), block_size=BLOCK, topology=topology).ktok_s > 0

@@ -11,6 +11,7 @@ from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import CalibrationError
 from dflash_core.planning import BatchingConfig, plan_epoch
 from dflash_core.throughput import CostModel, predict
+from dflash_core.throughput.cost import TERMS
 from dflash_core.training import calibration
 from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
@@ -21,6 +22,9 @@ from dflash_core.training.rehearsal import trimmed_ratio
 def quick(monkeypatch):
     monkeypatch.setattr(calibration, "SECONDS", 0.0)
     monkeypatch.setattr(calibration, "ROUNDS", (1, 1))
+
+
+AMOUNTS = {name: np.asarray(100.0) for name in TERMS}
 
 
 def shapes(lengths, *, token_budget=1000, max_length=1000, truncates=False):
@@ -91,6 +95,20 @@ def test_a_calibrated_machine_predicts_its_own_plans(make_job):
     assert model.transfer_s_per_token == 0  # nobody to send to
     assert not (job.run_dir / "rehearsal").exists()
     model.require(calibration.fingerprint(job))
+
+
+@pytest.mark.usefixtures("quick")
+def test_reading_kept_features_is_timed_beside_the_target(make_job, tmp_path):
+    cache = {"path": tmp_path / "features"}
+    job = make_job(features="cache", cache=cache)
+    with join_ranks(job.training) as ranks:
+        model = calibration.calibrate(job, ranks)
+    assert model.read is not None
+    assert model.read.coefficients.seconds(AMOUNTS) > 0
+    assert not list((tmp_path / "features").iterdir())  # what was kept for timing is gone
+    model.require(calibration.fingerprint(job))
+    with pytest.raises(CalibrationError, match="features 'cache' is not 'online'"):
+        model.require(calibration.fingerprint(make_job()))
 
 
 @pytest.mark.usefixtures("quick")
