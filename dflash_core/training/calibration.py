@@ -53,7 +53,7 @@ from dflash_core.training.sharded import load_for_ranks
 __all__ = ["calibrate", "fingerprint", "hardware_of", "main"]
 
 SECONDS = 12.0
-ROUNDS = (3, 12)
+ROUNDS = (2, 12)
 FEW_ANCHORS = 0.25
 STEP_REPEATS = 7
 TRANSFER_TOKENS = (16, 2048)
