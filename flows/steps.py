@@ -27,7 +27,7 @@ def choose_strategy(
     run.log_params(settings.model_dump(mode="json"))
     corpus = prepare_corpus(settings, folder)
     profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
-    fit = fit_edges(settings, profile)
+    edges = fit_edges(settings, profile)
     job = training_job(settings, corpus.train, folder)
     cost = calibrate(job, folder, given=settings.run.calibration)
     strategies = compare(settings, corpus.train, cost)
@@ -56,7 +56,7 @@ def choose_strategy(
         hardware=cost.fingerprint.hardware if cost.fingerprint else "unknown",
         environment=environment(),
         corpus=corpus_facts(settings, corpus),
-        profile=profile_facts(profile, fit),
+        profile=profile_facts(profile, edges),
         strategies=tuple(strategies),
         gate=result,
     )

@@ -7,8 +7,9 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
-from dflash_core.bucketing import BucketFit, BucketingConfig, fit_bucket_edges
+from dflash_core.bucketing import edge_efficiency
 from dflash_core.corpus.store import TokenStore
+from dflash_core.planning.strategies.bucketed import bucket_edges
 from dflash_core.profiling import LengthProfile, profile_data
 from dflash_core.profiling.reader import token_files
 from dflash_core.reporting import ProfileFacts
@@ -38,20 +39,18 @@ def profile_lengths(store: Path, folder: RunFolder, *, dask: str | None = None) 
 
 
 @task(name="fit-buckets", cache_policy=NO_CACHE)
-def fit_edges(settings: Settings, profile: LengthProfile) -> BucketFit:
-    """Fit the bucket edges."""
-    config = BucketingConfig(
-        num_buckets=settings.batching.num_buckets, multiple_of=settings.batching.multiple_of
-    )
-    fit = fit_bucket_edges(profile, config)
-    announce(
-        f"buckets: {len(fit.edges)} edges, {fit.padding_efficiency:.3f} of slots real when padded "
-        "to the edge"
-    )
-    return fit
+def fit_edges(settings: Settings, profile: LengthProfile) -> tuple[int, ...]:
+    """Return the bucket edges of the bucketed strategy: the given ones, or fitted ones."""
+    edges = tuple(bucket_edges(profile, settings.batching).tolist())
+    if settings.batching.edges is not None:
+        announce(f"buckets: {len(edges)} edges as given")
+    else:
+        real = edge_efficiency(profile, edges)
+        announce(f"buckets: {len(edges)} edges, {real:.3f} of slots real when padded to the edge")
+    return edges
 
 
-def profile_facts(profile: LengthProfile, fit: BucketFit) -> ProfileFacts:
+def profile_facts(profile: LengthProfile, edges: tuple[int, ...]) -> ProfileFacts:
     """Return the figures that the report page shows."""
     spike = profile.truncation_spike
     return ProfileFacts(
@@ -62,5 +61,5 @@ def profile_facts(profile: LengthProfile, fit: BucketFit) -> ProfileFacts:
         spike="" if spike is None else f"{spike.share:.1%} of samples at {spike.length:,} tokens",
         lengths=tuple(profile.lengths.tolist()),
         counts=tuple(profile.counts.tolist()),
-        edges=fit.edges,
+        edges=edges,
     )

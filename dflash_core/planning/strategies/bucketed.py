@@ -8,6 +8,7 @@ from dflash_core.compiled import compiled
 from dflash_core.planning.batches import Batches, Samples, close_batches
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.planning.shuffling import shuffle_segments
+from dflash_core.profiling import LengthProfile
 
 __all__ = ["bucket_edges", "plan_bucketed"]
 
@@ -26,7 +27,9 @@ def plan_bucketed(samples: Samples, config: BatchingConfig, rng: np.random.Gener
     )
 
 
-def bucket_edges(lengths: NDArray[np.int32], config: BatchingConfig) -> NDArray[np.int64]:
+def bucket_edges(
+    lengths: NDArray[np.int32] | LengthProfile, config: BatchingConfig
+) -> NDArray[np.int64]:
     """Return the given edges, or the fitted ones when none are given."""
     if config.edges is not None:
         edges = np.array(config.edges, dtype=np.int64)
