@@ -116,20 +116,32 @@ def regenerate_chats(
     return report
 
 
-def iter_conversations(inputs: Sequence[Path], config: PrepareConfig) -> Iterator[Conversation]:
+def iter_conversations(
+    inputs: Sequence[Path],
+    config: PrepareConfig,
+    *,
+    pass_over: Callable[[str], None] = lambda reason: None,
+) -> Iterator[Conversation]:
     """Yield the chats of files in order, prompts without answers included.
 
     Rows that cannot be taken, text and token rows are passed over: `prepare_store` names them.
+
+    Args:
+        inputs: Files, or folders of files.
+        config: Format of the rows.
+        pass_over: Told why a row cannot be taken.
     """
     files, _ = find_files(inputs)
     for file in files:
         for raw in iter_rows(file):
             row = parse_row(raw)
             if row.error is not None:
+                pass_over(f"row {row.number} {row.error}" if row.number else f"it {row.error}")
                 continue
             try:
                 found = convert_row(row.data, None if config.format == "auto" else config.format)
-            except DataError:
+            except DataError as error:
+                pass_over(f"row {row.number} {error}")
                 continue
             for k, item in enumerate(found):
                 if item.messages:

@@ -47,12 +47,14 @@ def read_prompts(path: Path, tokenizer: Any, *, max_prompts: int | None = None) 
     """
     if not path.exists():
         raise DataError(f"there is no prompt file {path}; name a chat file or a token store")
+    problems: list[str] = []
     if (path / MANIFEST_NAME).is_file():
         found = store_prompts(TokenStore.open(path), max_prompts=max_prompts)
     else:
-        found = list(islice(_chat_prompts(path, tokenizer), max_prompts))
+        found = list(islice(_chat_prompts(path, tokenizer, problems), max_prompts))
     if not found:
-        raise DataError(f"{path} holds no prompt: a chat needs a message before its answer")
+        why = problems[0] if problems else "a chat needs a message before its answer"
+        raise DataError(f"{path} holds no prompt: {why}")
     return found
 
 
@@ -71,9 +73,14 @@ def store_prompts(store: TokenStore, *, max_prompts: int | None = None) -> list[
     return found
 
 
-def _chat_prompts(path: Path, tokenizer: Any) -> Iterator[Prompt]:
+def _chat_prompts(path: Path, tokenizer: Any, problems: list[str]) -> Iterator[Prompt]:
     encoder = ChatEncoder(tokenizer)
-    for conversation in iter_conversations([path], PrepareConfig()):
+
+    def note(reason: str) -> None:
+        if not problems:  # the first says enough
+            problems.append(reason)
+
+    for conversation in iter_conversations([path], PrepareConfig(), pass_over=note):
         messages = list(conversation.messages)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         messages = messages[: answers[-1]] if answers else messages
