@@ -1,13 +1,13 @@
 """Predicted against measured Ktok/s: every strategy trained briefly, in both topologies.
 
-    python benchmarks/prediction.py [--steps 40] [--turns 3] [--only demo/1+1] [--work DIR]
+    python benchmarks/prediction.py [--turns 3] [--rounds 4] [--steps 12] [--only demo/1+1]
 
 For two corpora (that of `configs/demo.toml`, and one with a heavier tail) and each topology, in
 turns: the machine is calibrated, then every strategy is predicted and trained by the training
-program. A disturbance hits them all; medians over the turns count, and the error is the median of
-each turn's own. Prediction and measurement are
-of the same steps of the same plan. Where the intervals of two strategies do not overlap, their
-order must be right.
+program for a few steps, round after round with other seeds, so that the machine's changes of pace
+hit them all. Prediction and measurement are of the same steps of the same plan; the error is the
+median over all rounds. Where the intervals of two strategies do not overlap, their order must be
+right.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy: what each turn predicted and measured."""
+    """A strategy: what each round predicted and measured."""
 
     strategy: str
     forecasts: list[Forecast]
@@ -83,15 +83,16 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Median over turns: the machine's own pace changes from one turn to the next."""
+        """Median over rounds of each one's own."""
         pairs = zip(self.forecasts, self.measured, strict=True)
         return statistics.median(one.ktok_s / measured for one, measured in pairs) - 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="calibrations")
+    parser.add_argument("--rounds", type=int, default=4, help="short runs after each")
+    parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument("--only", choices=[f"{c}/{t}" for c in CORPORA for t in TOPOLOGIES])
     parser.add_argument("--work", type=Path, default=Path("runs/prediction"))
     parser.add_argument("--ranks", type=Path, help=argparse.SUPPRESS)
@@ -105,7 +106,7 @@ def main() -> None:
         for topology in TOPOLOGIES:
             if arguments.only in (None, f"{corpus}/{topology}"):
                 job = make_job(corpus, topology, work, arguments.steps)
-                rows = compare(job, arguments.turns)
+                rows = compare(job, arguments.turns, arguments.rounds)
                 show(f"{corpus}, {topology}", rows)
                 errors += [abs(row.error) for row in rows]
     print(f"\nerror: median {statistics.median(errors):.1%}, largest {max(errors):.1%}")
@@ -151,7 +152,7 @@ def make_store(corpus: str, settings: Settings, path: Path) -> None:
     write_store(path, (store[int(index)] for index in chosen))
 
 
-def compare(job: TrainingJob, turns: int) -> list[Row]:
+def compare(job: TrainingJob, turns: int, rounds: int) -> list[Row]:
     """Calibrate, predict every strategy and train it, in turns."""
     shutil.rmtree(job.run_dir, ignore_errors=True)
     job.run_dir.mkdir(parents=True)
@@ -161,20 +162,24 @@ def compare(job: TrainingJob, turns: int) -> list[Row]:
         cost = calibrate(job)
         print(f"calibrated in {time.perf_counter() - begin:.0f} s, {cost.correction=:.3f}")
         even = balanced(job, cost, TokenStore.open(job.store).lengths)
-        jobs = [with_strategy(even, row.strategy, turn) for row in rows]
+        numbers = range(turn * rounds, (turn + 1) * rounds)
+        pairs = [(row, with_strategy(even, row.strategy, n)) for n in numbers for row in rows]
         file = job.run_dir / "jobs.json"
-        file.write_text(json.dumps([json.loads(one.model_dump_json()) for one in jobs]))
+        file.write_text(json.dumps([json.loads(one.model_dump_json()) for _, one in pairs]))
         torchrun(job, str(Path(__file__)), "--ranks", str(file))
-        for row, one in zip(rows, jobs, strict=True):
+        for row, one in pairs:
             row.forecasts.append(forecast(one, cost))
             row.measured.append(measured(one.run_dir))
     return rows
 
 
-def with_strategy(job: TrainingJob, name: str, turn: int) -> TrainingJob:
-    batching = job.batching.model_copy(update={"strategy": name})
-    run_dir = job.run_dir / f"{name}-{turn}"
-    return job.model_copy(update={"batching": batching, "run_dir": run_dir})
+def with_strategy(job: TrainingJob, name: str, number: int) -> TrainingJob:
+    changes = {
+        "batching": job.batching.model_copy(update={"strategy": name}),
+        "training": job.training.model_copy(update={"seed": number}),
+        "run_dir": job.run_dir / f"{name}-{number}",
+    }
+    return job.model_copy(update=changes)
 
 
 def calibrate(job: TrainingJob) -> CostModel:
@@ -243,13 +248,14 @@ def plan_of(job: TrainingJob) -> EpochPlan:
 
 def show(title: str, rows: list[Row]) -> None:
     print(f"\n{title}")
-    headings = f"{'predicted':>10}{'interval':>16}{'measured':>10}{'turns':>16}{'error':>8}"
+    headings = f"{'predicted':>10}{'interval':>16}{'measured':>10}{'quartiles':>16}{'error':>8}"
     print(f"{'strategy':10}{headings}")
     for row in rows:
         interval = f"{row.low:.2f}..{row.high:.2f}"
-        turns = f"{min(row.measured):.2f}..{max(row.measured):.2f}"
+        low, high = np.quantile(row.measured, (0.25, 0.75))
+        middle = f"{low:.2f}..{high:.2f}"
         print(
-            f"{row.strategy:10}{row.predicted:10.2f}{interval:>16}{row.median:10.2f}{turns:>16}"
+            f"{row.strategy:10}{row.predicted:10.2f}{interval:>16}{row.median:10.2f}{middle:>16}"
             f"{row.error:+8.1%}",
             flush=True,
         )

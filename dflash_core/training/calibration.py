@@ -31,7 +31,7 @@ from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.batch import DraftBatch
 from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.target.loading import target_digest
-from dflash_core.throughput import CostModel, Fingerprint, Measurement, fit_role
+from dflash_core.throughput import CostModel, Fingerprint, Measurement, Workload, fit_role
 from dflash_core.throughput.cost import Role
 from dflash_core.training.calibration_shapes import Shape, calibration_shapes
 from dflash_core.training.config import TrainingJob
@@ -47,7 +47,7 @@ from dflash_core.training.features import (
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.ranks import Ranks, device_of, join_ranks
-from dflash_core.training.rehearsal import colocated, rehearse
+from dflash_core.training.rehearsal import colocated, pace_error, rehearse, tempered
 from dflash_core.training.sharded import load_for_ranks
 
 __all__ = ["calibrate", "fingerprint", "hardware_of", "main"]
@@ -97,7 +97,7 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
     job = colocated(job)
     with _scratch(job) as scratch:
         bench = _Bench(job, ranks, scratch)
-        measurements, jitter = bench.measure()
+        measurements, jitter, rounds = bench.measure()
     reduce_s, step_s = bench.step_times()
     latency_s, per_token_s = _time_transfer(bench.num_features, bench.dtype, ranks)
     model = CostModel(
@@ -115,8 +115,20 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
     )
     block_size = bench.block_size
     del bench  # its models would stand beside the rehearsal's
-    correction, error = rehearse(job, model, ranks, block_size=block_size)
+    ratio, error = rehearse(job, model, ranks, block_size=block_size)
+    error = math.hypot(error, _pace_error(measurements, model, rounds=rounds))
+    correction, error = tempered(ratio, error)
     return model.model_copy(update={"correction": correction, "correction_error": error})
+
+
+def _pace_error(measurements: list[Measurement], model: CostModel, *, rounds: int) -> float:
+    """Return how unsure the machine's pace was while parts were timed."""
+    measured, modelled = [], []
+    for role, fit in (("target", model.target), ("draft", model.draft)):
+        used = [m for m in measurements if m.role == role]
+        measured.append([m.seconds for m in used])
+        modelled.append(fit.coefficients.seconds(Workload.of_measurements(used).amounts))
+    return pace_error(np.sum(measured, axis=0), np.sum(modelled, axis=0), blocks=rounds)
 
 
 def fingerprint(job: TrainingJob) -> Fingerprint:
@@ -194,14 +206,14 @@ class _Bench:
                 (self._cache, None), lambda: online, ranks.device, final_hidden=job.loss.distils
             )
 
-    def measure(self) -> tuple[list[Measurement], float]:
-        """Time rounds of shapes; return the measurements and the jitter between ranks."""
+    def measure(self) -> tuple[list[Measurement], float, int]:
+        """Time rounds of shapes; return the measurements, the jitter between ranks, the rounds."""
         rng = np.random.default_rng(0)
         batching = self._job.batching
         limit = batching.max_length or batching.token_budget
         taken: list[tuple[Shape, DraftBatch]] = []
         seconds: list[Times] = []
-        start = time.perf_counter()
+        start, number = time.perf_counter(), 0
         for number in range(1 + ROUNDS[1]):
             shapes = calibration_shapes(
                 self._store.lengths,
@@ -226,7 +238,7 @@ class _Bench:
             for place, role in enumerate(ROLES)
             if role != "read" or self._cache is not None
         ]
-        return measurements, _jitter(every.sum(axis=2))
+        return measurements, _jitter(every.sum(axis=2)), number
 
     def _time(self, shape: Shape) -> tuple[DraftBatch, Times]:
         """Return the batch and the seconds of each role on this rank."""

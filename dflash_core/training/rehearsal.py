@@ -16,12 +16,14 @@ from dflash_core.training.monitor import METRICS_NAME
 from dflash_core.training.program import run_job
 from dflash_core.training.ranks import Ranks
 
-__all__ = ["colocated", "rehearse", "trimmed_ratio"]
+__all__ = ["colocated", "pace_error", "rehearse", "tempered", "trimmed_ratio"]
 
 WARM_UP_STEPS = 2
 SECONDS = 8.0
 NUM_STEPS = (8, 60)
 TRIMMED = 0.2
+BLOCKS = 5
+USUAL = 0.05  # what timing parts misses, as far as machines are known
 
 
 def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
@@ -96,7 +98,9 @@ def rehearse(
     if ranks.is_first:
         lines = [json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()]
         seconds = np.array([line["step_s"] for line in lines[WARM_UP_STEPS:]])
-        found = trimmed_ratio(seconds, np.diff(ends[WARM_UP_STEPS - 1 : len(lines)]))
+        modelled = np.diff(ends[WARM_UP_STEPS - 1 : len(lines)])
+        ratio, error = trimmed_ratio(seconds, modelled)
+        found = ratio, max(error, pace_error(seconds, modelled, blocks=BLOCKS))
         for folder in (run_dir, kept):
             shutil.rmtree(folder, ignore_errors=True)
     ratio, error = (ranks.agree(round(value * 1e6), what="the rehearsal") / 1e6 for value in found)
@@ -119,6 +123,44 @@ def trimmed_ratio(
     # Tukey and McLaughlin's standard error of a trimmed mean.
     error = float(clipped.std()) / ((1 - 2 * TRIMMED) * math.sqrt(ratios.size))
     return ratio, error / ratio
+
+
+def pace_error(
+    measured: NDArray[np.float64], modelled: NDArray[np.float64], *, blocks: int
+) -> float:
+    """Return the standard error of the machine's pace, as a share of it.
+
+    A machine that others share changes its pace over seconds, so that neighbouring times err
+    alike: the spread of the means of blocks of them counts.
+
+    Args:
+        measured: Seconds, in the order in which they were taken.
+        modelled: What the model says of them.
+        blocks: Consecutive parts to compare.
+    """
+    parts = min(blocks, measured.size)
+    if parts < 2:
+        return 0.0
+    pairs = zip(np.array_split(measured, parts), np.array_split(modelled, parts), strict=True)
+    paces = np.array([one.sum() / other.sum() for one, other in pairs])
+    return float(paces.std(ddof=1) / paces.mean() / math.sqrt(parts))
+
+
+def tempered(ratio: float, error: float) -> tuple[float, float]:
+    """Weigh a rehearsal against what is usual; return the correction and its standard error.
+
+    Where seconds of a rehearsal and seconds of timing parts saw the machine at different paces,
+    most of their ratio is the machine's and not the model's. The two are weighed by their
+    variances, as for normal errors.
+
+    Example:
+        >>> [round(value, 3) for value in tempered(1.4, 0.0)]
+        [1.4, 0.0]
+        >>> [round(value, 3) for value in tempered(1.4, 0.1)]
+        [1.07, 0.045]
+    """
+    weight = USUAL**2 / (USUAL**2 + error**2)
+    return ratio**weight, math.sqrt(weight) * error
 
 
 def _modelled(plan: EpochPlan, cost: CostModel, num_ranks: int, block_size: int) -> np.ndarray:

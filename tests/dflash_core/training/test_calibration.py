@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from dflash_core.throughput.cost import TERMS
 from dflash_core.training import calibration
 from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
-from dflash_core.training.rehearsal import trimmed_ratio
+from dflash_core.training.rehearsal import pace_error, tempered, trimmed_ratio
 
 
 @pytest.fixture
@@ -77,6 +78,23 @@ def test_a_few_disturbed_steps_do_not_move_the_rehearsal():
     noise[:5] *= 3
     disturbed, _ = trimmed_ratio(1.1 * modelled * noise, modelled)
     assert disturbed == pytest.approx(quiet, rel=0.01)
+
+
+def test_a_pace_that_changes_over_seconds_makes_a_rehearsal_unsure():
+    modelled = np.ones(50)
+    noise = 1 + 0.1 * np.random.default_rng(0).standard_normal(50)
+    slow_then_fast = np.where(np.arange(50) < 25, 1.2, 0.8)
+    assert pace_error(noise, modelled, blocks=5) == pytest.approx(0.1 / math.sqrt(50), rel=0.6)
+    assert pace_error(slow_then_fast, modelled, blocks=5) > 0.05
+    assert pace_error(modelled[:1], modelled[:1], blocks=5) == 0
+
+
+@pytest.mark.parametrize("ratio", [0.7, 1.0, 1.3])
+def test_an_unsure_rehearsal_counts_for_less(ratio):
+    sure, unsure = tempered(ratio, 0.005), tempered(ratio, 0.2)
+    assert sure[0] == pytest.approx(ratio, rel=0.01)
+    assert abs(unsure[0] - 1) <= abs(ratio - 1) / 10
+    assert sure[1] < unsure[1] < 0.05
 
 
 @pytest.mark.usefixtures("quick")
