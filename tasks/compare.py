@@ -43,17 +43,13 @@ def compare(settings: Settings, store: Path, cost: CostModel) -> list[StrategyFa
 def gate(
     settings: Settings, strategies: list[StrategyFacts], pilots: dict[int, float] | None = None
 ) -> GateResult:
-    """Hold the strategies against the thresholds; Ktok/s of pilots count instead of predictions.
-
-    A pilot runs the target; where later epochs read kept features, the whole run is taken to differ
-    from its prediction as the pilot does.
-    """
+    """Hold the strategies against the thresholds; Ktok/s of pilots count instead of predictions."""
     pilots = pilots or {}
     candidates = [
         Candidate(
             **{name: getattr(facts, name) for name in (*SHARED, *SHARED_TOO)},
             prediction=facts.prediction,
-            measured_ktok_s=pilots[index] * _later_epochs(facts) if index in pilots else None,
+            measured_ktok_s=facts.prediction.run_ktok_s(pilots[index]) if index in pilots else None,
         )
         for index, facts in enumerate(strategies)
     ]
@@ -62,11 +58,6 @@ def gate(
         announce(f"  {verdict.reason}")
     announce(f"gate: {result.reason}")
     return result
-
-
-def _later_epochs(facts: StrategyFacts) -> float:
-    """Return the whole run's predicted throughput over the first epoch's."""
-    return facts.prediction.ktok_s / facts.prediction.of_epoch(0).ktok_s
 
 
 def _facts(report: StrategyReport, cost: CostModel, settings: Settings) -> StrategyFacts:

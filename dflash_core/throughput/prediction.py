@@ -63,6 +63,10 @@ class Prediction(FrozenModel):
         """Return what was predicted for one epoch, counted from 0."""
         return (self.later if epoch else self.first) or self
 
+    def run_ktok_s(self, pilot_ktok_s: float) -> float:
+        """Return the run's throughput if it differs from this as a pilot with the target does."""
+        return self.ktok_s * pilot_ktok_s / self.of_epoch(0).ktok_s
+
 
 def predict(
     plan: EpochPlan,

@@ -149,6 +149,8 @@ def test_kept_features_save_the_target_after_the_first_epoch():
     assert first.ktok_s < whole.ktok_s < later.ktok_s
     assert whole.low < whole.ktok_s < whole.high
     assert whole.target_busy < first.target_busy
+    assert whole.run_ktok_s(first.ktok_s / 2) == pytest.approx(whole.ktok_s / 2)
+    assert first.run_ktok_s(3.0) == pytest.approx(3.0)
 
 
 def test_one_epoch_never_reads_what_it_keeps():
