@@ -133,7 +133,7 @@ def draft_loss(
         model: The drafter.
         features_MF: Captured target features of the batch's kept tokens; for distillation what
             the target's head reads stands behind them, D more columns.
-        batch: The micro-batch; without anchors the loss is 0 with zero gradients.
+        batch: The micro-batch; without anchors the loss is 0 and reaches no parameter.
         config: Kind of loss and its constants.
         embedding_VD: The target's embedding rows.
         head_VD: The target's head; a reduced draft vocabulary reads its own rows of it.
@@ -153,7 +153,7 @@ def draft_loss(
             "loss.attention 'flex' has no gradient on a CPU; set loss.attention to 'sliced'"
         )
     if batch.num_anchors == 0:
-        return _nothing(model, batch)
+        return _nothing(batch)
     attend = FlexAttention(batch, model.spec) if config.attention == "flex" else None
     hidden_NKD = draft_hidden(model, embedding_VD, features_MF[:, :width], batch, attend)
     teacher_NKD = _teacher(batch, features_MF[:, width:]) if config.distils else None
@@ -191,10 +191,12 @@ def _teacher(batch: DraftBatch, final_hidden_MD: Tensor) -> Tensor:
     return final_hidden_MD[index_NK]
 
 
-def _nothing(model: DraftModel, batch: DraftBatch) -> DraftLoss:
-    zero = torch.stack([parameter.sum() * 0 for parameter in model.parameters()]).sum()
-    empty = torch.zeros(batch.valid_NK.shape, device=batch.valid_NK.device)
-    return DraftLoss(zero.double(), empty, empty, empty.bool(), empty.bool(), empty.bool())
+def _nothing(batch: DraftBatch) -> DraftLoss:
+    # A leaf of its own: a drafter whose weights are spread over ranks is not run by one of them.
+    device = batch.valid_NK.device
+    zero = torch.zeros((), dtype=torch.float64, device=device, requires_grad=True)
+    empty = torch.zeros(batch.valid_NK.shape, device=device)
+    return DraftLoss(zero, empty, empty, empty.bool(), empty.bool(), empty.bool())
 
 
 class _ChunkedLoss(torch.autograd.Function):

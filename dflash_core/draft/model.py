@@ -56,7 +56,7 @@ class DraftModel(nn.Module):
         """
         context_MD = self.hidden_norm(self.fc(features_MF))
         rotary = self._rotary(context_MD, positions_M)
-        return [layer.self_attn.key_value(context_MD, rotary) for layer in self._layers]
+        return [layer.context(context_MD, rotary) for layer in self._layers]
 
     def forward(
         self,
@@ -135,6 +135,10 @@ class DraftLayer(nn.Module):
         self.mlp = DraftMLP(spec)
         self.input_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
+
+    def context(self, context_MD: Tensor, rotary: KeyValue) -> KeyValue:
+        """Return keys and values of context tokens, shape (M, Hkv, E) each."""
+        return self.self_attn.key_value(context_MD, rotary)
 
     def forward(
         self, hidden_NKD: Tensor, rotary: KeyValue, context: KeyValue, attend: Attend

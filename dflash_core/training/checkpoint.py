@@ -120,9 +120,14 @@ def open_checkpoint(path: Path) -> dict[str, Any]:
     return load_checkpoint(path)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's tensors and plain values; nothing in it can run code."""
-    return torch.load(path / STATE_NAME, map_location="cpu", weights_only=True)
+def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read a checkpoint's tensors and plain values; nothing in it can run code.
+
+    Args:
+        path: The checkpoint.
+        mapped: Leave tensors in the file until they are read, by ranks that need a share each.
+    """
+    return torch.load(path / STATE_NAME, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -35,6 +35,10 @@ class TopologyConfig(FrozenModel):
     shard_target: bool = False
     """Spread each decoder layer of the target over the ranks that run it, for targets larger than
     one GPU; every layer's weights then travel between them in each forward."""
+    shard_trained: bool = False
+    """Spread weights, gradients and optimizer state of what is trained over the ranks that train
+    it; every layer's weights then travel in each forward and backward, and its gradients once for
+    each micro-batch."""
 
     @model_validator(mode="after")
     def _leave_drafters(self) -> "TopologyConfig":

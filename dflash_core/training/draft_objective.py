@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dflash_core.corpus.store import TokenStore
+from dflash_core.corpus.store import Sample, TokenStore
 from dflash_core.draft import (
     DraftBatch,
     DraftModel,
@@ -19,11 +20,14 @@ from dflash_core.draft import (
 from dflash_core.draft.loss import DraftLoss
 from dflash_core.errors import DraftError
 from dflash_core.export import export_drafter, load_drafter
+from dflash_core.planning.anchors import AnchorConfig
 from dflash_core.target.loading import Target
 from dflash_core.training.composition import NUM_GROUPS
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_vocabulary import draft_vocabulary
 from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_rows
+from dflash_core.training.ranks import Ranks
+from dflash_core.training.spread import spread
 
 __all__ = ["DraftObjective", "Layout"]
 
@@ -76,10 +80,16 @@ class DraftObjective:
         target: The target; its decoder layers are not needed here.
         store: Training samples.
         heldout: Held-out samples.
+        ranks: This process among the others, over which the drafter may be spread.
     """
 
     def __init__(
-        self, job: TrainingJob, target: Target, store: TokenStore, heldout: TokenStore | None
+        self,
+        job: TrainingJob,
+        target: Target,
+        store: TokenStore,
+        heldout: TokenStore | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.drafter: DraftModel = (
             _new_drafter(job, target, store)
@@ -102,6 +112,10 @@ class DraftObjective:
         self.num_sums = 2 + COUNTS + POSITION_ROWS * spec.block_size
         self._embedding_VD = target.input_embeddings.weight
         self._head_VD = target.lm_head.weight
+        self._is_spread = ranks is not None and ranks.spread is not None
+        if ranks is not None and self._is_spread:
+            layers, precision = self.drafter.layers, self._precision
+            spread(self.drafter, layers, ranks, precision=precision, forwards=["context"])
 
     @property
     def module(self) -> nn.Module:
@@ -114,18 +128,10 @@ class DraftObjective:
         """Sum the loss over the micro-batch's anchors and add its gradient."""
         assert isinstance(batch, DraftBatch)
         assert features_MF is not None
-        with autocast(self._device, self._precision):
-            result = draft_loss(
-                self.drafter,
-                features_MF,
-                batch,
-                self._loss,
-                embedding_VD=self._embedding_VD,
-                head_VD=self._head_VD,
-            )
+        if batch.num_anchors == 0:
+            self.idle()
         weight = micro_batch.weight
-        if torch.is_grad_enabled():
-            (result.loss_sum * weight).backward()
+        result = self._learn(features_MF, batch, weight)
         counted = [
             float(result.loss_sum.detach()) * weight,
             float(result.weight_sum) * weight,
@@ -138,6 +144,30 @@ class DraftObjective:
         by_position = result.by_position.flatten().cpu() * weight
         sums = torch.cat([torch.tensor(counted, dtype=torch.float64), by_position])
         return _outcome(sums, result, batch, groups, weight)
+
+    def idle(self) -> None:
+        """Run a single anchor with weight 0, where the drafter is spread."""
+        if not self._is_spread:
+            return
+        spec, loss = self.drafter.spec, self._loss
+        batch = _next_to_nothing(spec.block_size, spec.mask_token_id, distils=loss.distils)
+        width = spec.feature_size + loss.distils * spec.hidden_size
+        features_MF = self._embedding_VD.new_zeros(len(batch.context_index_M), width)
+        self._learn(features_MF, batch.to(self._device), 0.0)
+
+    def _learn(self, features_MF: Tensor, batch: DraftBatch, weight: float) -> DraftLoss:
+        with autocast(self._device, self._precision):
+            result = draft_loss(
+                self.drafter,
+                features_MF,
+                batch,
+                self._loss,
+                embedding_VD=self._embedding_VD,
+                head_VD=self._head_VD,
+            )
+        if torch.is_grad_enabled():
+            (result.loss_sum * weight).backward()
+        return result
 
     def describe(self, sums: Tensor) -> dict[str, Any]:
         """Return the loss, overall and by block position, and what it promises in acceptance."""
@@ -158,9 +188,31 @@ class DraftObjective:
         """Return the acceptance length that teacher forcing predicts."""
         return expected_acceptance(sums[2 + COUNTS :].view(POSITION_ROWS, -1))
 
-    def save(self, run_dir: Path, facts: dict[str, Any]) -> Path:
+    def rebuilt(self, weights: dict[str, Tensor]) -> DraftModel:
+        """Return a drafter like this one, of whole weights, on the same device."""
+        drafter = DraftModel(self.drafter.spec, self.drafter.draft_token_ids)
+        drafter.load_state_dict(weights, assign=True)
+        return drafter.to(self._device)
+
+    def save(self, run_dir: Path, weights: dict[str, Tensor], facts: dict[str, Any]) -> Path:
         """Write the drafter in z-lab layout."""
-        return export_drafter(self.drafter, run_dir / "drafter", manifest=facts)
+        return export_drafter(self.rebuilt(weights), run_dir / "drafter", manifest=facts)
+
+
+def _next_to_nothing(block_size: int, mask_token_id: int, *, distils: bool) -> DraftBatch:
+    """Return a batch of one anchor."""
+    ids = np.full(3, int(mask_token_id == 0), dtype=np.int32)
+    sample = Sample(ids, np.array([False, True, True]), "", "")
+    return collate(
+        [[sample]],
+        padded_length=len(ids),
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        anchors=AnchorConfig(),
+        seed=0,
+        epoch=0,
+        distils=distils,
+    )
 
 
 def _outcome(

@@ -19,7 +19,7 @@ from dflash_core.throughput import route_targets
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.objective import MicroBatch
 
-__all__ = ["Epochs", "StepCounts", "Work"]
+__all__ = ["Epochs", "StepCounts", "Work", "in_rounds"]
 
 
 @dataclass(frozen=True)
@@ -160,29 +160,19 @@ class Epochs:
                 if consumer in (None, work.consumer) and target in (None, work.target):
                     yield work
 
-    def rounds(self, first_step: int, *, runner: int) -> Iterator[Work | None]:
-        """Yield what each round of a sharded target holds for one rank, None where nothing.
+    def rounds(
+        self, first_step: int, *, consumer: int | None = None, target: int | None = None
+    ) -> Iterator[Work | None]:
+        """Yield what each round holds for one rank, from a step to the end, None where nothing.
 
         Args:
             first_step: Step that the run goes on from.
-            runner: Target rank from 0, or consuming rank when colocated.
+            consumer: Consuming rank; or
+            target: Target rank, from 0.
         """
         for step in range(first_step, self.num_steps):
             for works in (self.work(step), self.heldout_work(step)):
-                yield from self.in_rounds(works, runner=runner)
-
-    def in_rounds(self, works: Sequence[Work], *, runner: int) -> Iterator[Work | None]:
-        """Cut works into rounds, in order, of at most one for each rank that runs the target."""
-        colocated = self._job.training.topology.kind == "colocated"
-        current: dict[int, Work] = {}
-        for work in works:
-            runs = work.consumer if colocated else work.target
-            if runs in current:
-                yield current.get(runner)
-                current = {}
-            current[runs] = work
-        if current:
-            yield current.get(runner)
+                yield from in_rounds(works, consumer=consumer, target=target)
 
     def counts(self, step: int) -> StepCounts:
         """Return the tokens of a step."""
@@ -249,6 +239,29 @@ class Epochs:
                     topology.shard_target,
                 )
             return self._routes[epoch]
+
+
+def in_rounds(
+    works: Sequence[Work], *, consumer: int | None = None, target: int | None = None
+) -> Iterator[Work | None]:
+    """Cut works into rounds, in order, of at most one for each consuming or target rank.
+
+    Args:
+        works: What all ranks do.
+        consumer: Consuming rank whose share is wanted; or
+        target: Target rank, from 0.
+    """
+    own = target if consumer is None else consumer
+    assert own is not None
+    current: dict[int, Work] = {}
+    for work in works:
+        rank = work.target if consumer is None else work.consumer
+        if rank in current:
+            yield current.get(own)
+            current = {}
+        current[rank] = work
+    if current:
+        yield current.get(own)
 
 
 def _micro_batch(

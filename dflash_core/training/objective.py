@@ -88,6 +88,11 @@ class Objective(Protocol):
         """
         ...
 
+    def idle(self) -> None:
+        """Run next to nothing with weight 0 where what is trained is spread, so that the other
+        ranks of a round can; nothing where it is whole."""
+        ...
+
     def describe(self, sums: Tensor) -> dict[str, Any]:
         """Return the metrics that a step's sums say."""
         ...
@@ -96,8 +101,14 @@ class Objective(Protocol):
         """Return how good the model is on held-out samples; more is better."""
         ...
 
-    def save(self, run_dir: Path, facts: dict[str, Any]) -> Path:
-        """Write the trained model under its final name in the run folder."""
+    def save(self, run_dir: Path, weights: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+        """Write the trained model under its final name in the run folder.
+
+        Args:
+            run_dir: The run's folder.
+            weights: The module's state, whole.
+            facts: JSON-able facts for the manifest.
+        """
         ...
 
 
@@ -127,11 +138,15 @@ def _attend_in_float32() -> None:
     if getattr(plain, "in_float32", False):
         return
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
         if not torch.is_autocast_enabled("cpu"):  # a frozen target in bfloat16 stays in it
-            return plain(query, key, value, *args, **kwargs)
+            return plain(query, key, value, attn_mask, **options)
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.float()
         with torch.autocast("cpu", enabled=False):
-            return plain(query.float(), key.float(), value.float(), *args, **kwargs)
+            return plain(query.float(), key.float(), value.float(), attn_mask, **options)
 
     attend.in_float32 = True  # type: ignore[attr-defined]
     F.scaled_dot_product_attention = attend

@@ -98,9 +98,9 @@ class Pipeline:
         return Ready(ready.work, batch, features_MF, seconds)
 
     def skip(self) -> None:
-        """Take part in running a sharded target where this rank has no micro-batch."""
-        assert self._in_step is not None
-        self._in_step.idle()
+        """Help run a sharded target in a round that holds nothing for this rank."""
+        if self._in_step is not None:
+            self._in_step.idle()
 
     def abandon(self) -> None:
         """Stop reading ahead after a failure; nobody is waited for."""

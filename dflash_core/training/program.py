@@ -83,15 +83,15 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
         trainer.preflight(role.pipeline, cache_bytes=role.cache_bytes)
     finished = trainer.run(role.pipeline)
     role.pipeline.close()
+    weights = trainer.best_weights() if finished else {}
     if finished and ranks.is_first:
-        trainer.restore_best()
         facts = {
             "plan": epochs.plan(0).content_hash,
             "store": stores.train.content_hash,
             "step": trainer.cursor.best_step or trainer.cursor.step,
             "job": json.loads(job.model_dump_json()),
         }
-        role.objective.save(job.run_dir, facts)
+        role.objective.save(job.run_dir, weights, facts)
         _tell_finished(job, epochs, trainer.cursor)
     ranks.meet(what="the end of the run")
 
@@ -192,8 +192,8 @@ def _check(job: TrainingJob) -> None:
         raise ConfigError(
             "training.topology.shard_target spreads a target that runs equally often on all its "
             f"ranks, which features '{training.features}' with objective '{training.objective}' "
-            "does not; leave it out, or set training.features to 'online' and training.objective "
-            "to 'draft'"
+            "does not; leave it out (training.topology.shard_trained spreads what is trained), or "
+            "set training.features to 'online' and training.objective to 'draft'"
         )
     if sharded and job.draft.initial_weights == "target":
         raise ConfigError(

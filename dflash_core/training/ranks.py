@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dflash_core.errors import ConfigError, TrainingError
-from dflash_core.training.config import TrainingConfig
+from dflash_core.training.config import TopologyConfig, TrainingConfig
 from dflash_core.training.stop import die_with_launcher
 
 __all__ = ["Ranks", "device_of", "join_ranks"]
@@ -39,6 +39,8 @@ class Ranks:
         features: Group of all ranks for features, None when colocated.
         sharing: Group of the ranks over which the target's layers are spread, None on others and
             where each rank that runs the target holds it whole.
+        spread: Group of the ranks over which what is trained is spread, None on others and where
+            each consuming rank holds it whole.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class Ranks:
     everyone: Any = None
     features: Any = None
     sharing: Any = None
+    spread: Any = None
 
     @property
     def is_first(self) -> bool:
@@ -128,6 +131,22 @@ class Ranks:
         self.any(False, what=what)
 
     @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Name a lost peer where layers are gathered from ranks that share a model.
+
+        Raises:
+            TrainingError: Another rank left or did not come within the timeout.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            # Anything else that goes wrong in a model is that model's own error.
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            with self.waiting("the ranks that share a model", what):
+                raise
+
+    @contextmanager
     def waiting(self, for_whom: str, what: str) -> Iterator[None]:
         """Turn a failed wait into a sentence that says who waited for whom."""
         try:
@@ -179,7 +198,7 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     timeout = timedelta(seconds=config.timeout_s)
     _join(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout)
     try:
-        yield _with_groups(ranks, timeout, shard_target=config.topology.shard_target)
+        yield _with_groups(ranks, timeout, config.topology)
     finally:
         dist.destroy_process_group()
 
@@ -198,19 +217,21 @@ def _join(ranks: Ranks, backend: str, timeout: timedelta) -> None:
     )
 
 
-def _with_groups(ranks: Ranks, timeout: timedelta, *, shard_target: bool) -> Ranks:
+def _with_groups(ranks: Ranks, timeout: timedelta, topology: TopologyConfig) -> Ranks:
     """Make the groups, in the same order on every rank."""
     consumers = dist.new_group(list(range(ranks.num_consumers)), timeout=timeout)
     features = dist.new_group(timeout=timeout) if ranks.num_targets else None
     runners = list(range(ranks.num_consumers if ranks.num_targets else 0, ranks.world_size))
     sharing = None
-    if shard_target and len(runners) > 1:
+    if topology.shard_target and len(runners) > 1:
         group = dist.new_group(runners, timeout=timeout)
         sharing = group if ranks.rank in runners else None
+    together = consumers if ranks.num_consumers > 1 and ranks.is_consumer else None
     return replace(
         ranks,
-        consumers=consumers if ranks.num_consumers > 1 and ranks.is_consumer else None,
+        consumers=together,
         everyone=dist.group.WORLD,
         features=features,
         sharing=sharing,
+        spread=together if topology.shard_trained else None,
     )

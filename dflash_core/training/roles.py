@@ -26,6 +26,7 @@ from dflash_core.training.pipeline import Pipeline, computed, prepared
 from dflash_core.training.preflight import preflight, target_run
 from dflash_core.training.ranks import Ranks
 from dflash_core.training.sharded import InStep, laid_out, load_for_ranks
+from dflash_core.training.spread import whole
 from dflash_core.training.stage import Stage
 from dflash_core.training.target_objective import TargetObjective
 from dflash_core.training.validation import Validation
@@ -81,20 +82,20 @@ def consuming_role(
     topology = job.training.topology
     target: Target | None = None
     if job.training.objective == "target":
-        objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks.device)
+        objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks)
     elif ranks.num_targets:
         copies = job.draft.initial_weights == "target"
         target = load_target(job.target, device=ranks.device, layers=copies)
-        objective = DraftObjective(job, target, stores.train, stores.heldout)
+        objective = DraftObjective(job, target, stores.train, stores.heldout, ranks)
         target.drop_layers()
         shape = feature_shape(target, job.loss)
         receiver = Receiver(ranks, *shape, topology.queue_depth)
     else:
         target, source = colocated_source(job, stores, epochs, ranks)
         in_step = _in_step(job, target, ranks)
-        objective = DraftObjective(job, target, stores.train, stores.heldout)
+        objective = DraftObjective(job, target, stores.train, stores.heldout, ranks)
         if job.training.validation.accept_every_steps is not None:
-            accept = _acceptance(job, stores, epochs, target, objective)
+            accept = _acceptance(job, stores, epochs, target, objective, ranks)
     pipeline = Pipeline(
         epochs.stream(first_step, consumer=ranks.rank),
         objective.prepare,
@@ -138,7 +139,7 @@ def serve_target(
         prefetch = stage(prepared(epochs.stream(first_step, target=own), layout), "prefetch")
         forward = stage(computed(prefetch, source, ranks.device), "target")
     else:
-        prefetch = stage(laid_out(epochs.rounds(first_step, runner=own), layout), "prefetch")
+        prefetch = stage(laid_out(epochs.rounds(first_step, target=own), layout), "prefetch")
         forward = stage(in_step.computed(prefetch, source), "target")
     send_features(forward, ranks)
     forward.close()
@@ -239,7 +240,12 @@ def _heldout_groups(stores: Stores, epochs: Epochs) -> NDArray[np.int64] | None:
 
 
 def _acceptance(
-    job: TrainingJob, stores: Stores, epochs: Epochs, target: Target, objective: DraftObjective
+    job: TrainingJob,
+    stores: Stores,
+    epochs: Epochs,
+    target: Target,
+    objective: DraftObjective,
+    ranks: Ranks,
 ) -> Callable[[], float]:
     """Return what decodes held-out prompts with the drafter as it is."""
     from dflash_core.decoding import EvaluationConfig, Prompt, evaluate_drafter
@@ -261,6 +267,9 @@ def _acceptance(
             prompts.append(Prompt(sample.input_ids[:start], sample.domain))
 
     def accept() -> float:
-        return evaluate_drafter(target, objective.drafter, prompts, config).tau
+        weights = whole(objective.module.state_dict(keep_vars=True), keep=ranks.is_first)
+        if not ranks.is_first:
+            return 0.0
+        return evaluate_drafter(target, objective.rebuilt(weights), prompts, config).tau
 
     return accept

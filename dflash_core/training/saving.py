@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dflash_core.target.folder import write_folder
 
@@ -14,16 +15,24 @@ TARGET_KIND = "target"
 TARGET_VERSION = 1
 
 
-def save_target(model: Any, tokenizer: Any, out: Path, facts: dict[str, Any]) -> Path:
+def save_target(
+    model: Any, tokenizer: Any, weights: dict[str, Tensor], out: Path, facts: dict[str, Any]
+) -> Path:
     """Save model and tokenizer for transformers, in bfloat16 safetensors.
 
     Args:
-        model: A transformers model; it is left as it is.
+        model: A transformers model, of which only the shape is read.
         tokenizer: Its tokenizer.
+        weights: Its state, whole.
         out: Folder.
         facts: JSON-able facts for the manifest.
     """
-    stored = copy.deepcopy(model).to(torch.bfloat16)
+    with torch.device("meta"):
+        stored = type(model)(copy.deepcopy(model.config))
+    rounded = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
+    stored.load_state_dict(rounded, assign=True)
+    stored.tie_weights()
+    stored.generation_config = copy.deepcopy(model.generation_config)
     stored.config.dtype = torch.bfloat16
     return write_folder(
         stored, tokenizer, out, kind=TARGET_KIND, format_version=TARGET_VERSION, facts=facts

@@ -15,7 +15,9 @@ from dflash_core.target.loading import load_target
 from dflash_core.training.composition import NUM_GROUPS
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_rows
+from dflash_core.training.ranks import Ranks
 from dflash_core.training.saving import save_target
+from dflash_core.training.spread import spread
 
 __all__ = ["TargetObjective"]
 
@@ -31,6 +33,22 @@ class _Batch:
     num_documents: int
 
 
+class _NextToken(nn.Module):
+    """Decoder and head as one module: what is gathered for one is there for the other."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids_BT: Tensor, label_BT: Tensor, position_BT: Tensor | None) -> Tensor:
+        """Return logits of the labelled tokens, shape (P, V)."""
+        # Right padding is never seen by a real token of a causal model: no mask is needed, and
+        # attention without one is faster.
+        decoded = self.model.get_decoder()(ids_BT, position_ids=position_BT, use_cache=False)
+        hidden_PD = decoded.last_hidden_state[:, :-1][label_BT]
+        return self.model.get_output_embeddings()(hidden_PD)
+
+
 class TargetObjective:
     """Fine-tunes a target, or trains one from random weights when its folder holds none.
 
@@ -38,7 +56,7 @@ class TargetObjective:
         job: The run; a target folder with config.json and tokenizer but no weights starts fresh.
         store: Training samples.
         heldout: Held-out samples.
-        device: Where it runs.
+        ranks: This process among the others, over which the target may be spread.
     """
 
     num_sums = 3  # loss, weight, correct
@@ -49,24 +67,31 @@ class TargetObjective:
         job: TrainingJob,
         store: TokenStore,
         heldout: TokenStore | None,
-        device: torch.device,
+        ranks: Ranks,
     ) -> None:
         self._store = store
         self._heldout = heldout
-        self._device = device
+        self._device = ranks.device
         self._precision = job.training.precision
+        self._is_spread = ranks.spread is not None
+        first = torch.device("cpu") if self._is_spread else ranks.device
         config = job.target
         if any(config.path.glob("*.safetensors")):
-            target = load_target(config, device=device)
+            target = load_target(config, device=first)
             self._model, self._tokenizer = target.model, target.tokenizer
         else:
             torch.manual_seed(job.training.seed)
             shape = AutoConfig.from_pretrained(config.path)
             self._model = AutoModelForCausalLM.from_config(
                 shape, attn_implementation=config.attention
-            ).to(device)
+            ).to(first)
             self._tokenizer = AutoTokenizer.from_pretrained(config.path)
-        self._model.float().train().requires_grad_(True)
+        self._model.train().requires_grad_(True)
+        self._next_token = _NextToken(self._model)
+        if self._is_spread:
+            layers = self._model.get_decoder().layers
+            spread(self._next_token, layers, ranks, precision=self._precision)
+        self._model.float()
 
     @property
     def module(self) -> nn.Module:
@@ -108,26 +133,30 @@ class TargetObjective:
     ) -> Outcome:
         """Add the gradient of the summed cross-entropy."""
         assert isinstance(batch, _Batch)
+        loss_P, correct = self._learn(batch, micro_batch.weight)
+        sums = torch.tensor([float(loss_P.sum()), len(loss_P), correct], dtype=torch.float64)
+        sums *= micro_batch.weight
+        documents_P = batch.document_BT[:, 1:][batch.label_BT[:, 1:]]
+        return _outcome(sums, loss_P.cpu().double(), documents_P, batch, groups)
+
+    def idle(self) -> None:
+        """Run two tokens with weight 0, where the target is spread."""
+        if self._is_spread:
+            tokens = torch.zeros(1, 2, dtype=torch.int64)
+            self._learn(_Batch(tokens, tokens == 0, tokens, None, 1), 0.0)
+
+    def _learn(self, batch: _Batch, weight: float) -> tuple[Tensor, float]:
+        """Return the loss of each labelled token, and how many were predicted."""
         ids_BT = batch.ids_BT.to(self._device)
         label_BT = batch.label_BT.to(self._device)[:, 1:]
         position_BT = None if batch.position_BT is None else batch.position_BT.to(self._device)
-        # Right padding is never seen by a real token of a causal model: no mask is needed, and
-        # attention without one is faster.
         with autocast(self._device, self._precision):
-            hidden_BTD = self._model.get_decoder()(
-                ids_BT, position_ids=position_BT, use_cache=False
-            ).last_hidden_state
-            logits_PV = self._model.get_output_embeddings()(hidden_BTD[:, :-1][label_BT])
+            logits_PV = self._next_token(ids_BT, label_BT, position_BT)
         labels_P = ids_BT[:, 1:][label_BT]
         loss_P = F.cross_entropy(logits_PV.float(), labels_P, reduction="none")
-        loss = loss_P.sum() * micro_batch.weight
         if torch.is_grad_enabled():
-            loss.backward()
-        correct = (logits_PV.detach().argmax(-1) == labels_P).sum() * micro_batch.weight
-        weight = len(labels_P) * micro_batch.weight
-        sums = torch.tensor([float(loss.detach()), weight, float(correct)], dtype=torch.float64)
-        documents_P = batch.document_BT[:, 1:][batch.label_BT[:, 1:]]
-        return _outcome(sums, loss_P.detach().cpu().double(), documents_P, batch, groups)
+            (loss_P.sum() * weight).backward()
+        return loss_P.detach(), float((logits_PV.detach().argmax(-1) == labels_P).sum())
 
     def describe(self, sums: Tensor) -> dict[str, Any]:
         """Return loss and accuracy of next-token prediction."""
@@ -138,9 +167,9 @@ class TargetObjective:
         """Return the negative loss."""
         return -float(sums[0]) / max(float(sums[1]), 1e-12)
 
-    def save(self, run_dir: Path, facts: dict[str, Any]) -> Path:
+    def save(self, run_dir: Path, weights: dict[str, Tensor], facts: dict[str, Any]) -> Path:
         """Write a transformers folder with bfloat16 weights."""
-        return save_target(self._model, self._tokenizer, run_dir / "target", facts)
+        return save_target(self._model, self._tokenizer, weights, run_dir / "target", facts)
 
 
 def _outcome(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import TrainingError
@@ -16,7 +17,7 @@ from dflash_core.training.checkpoint import (
     save_checkpoint,
 )
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.epochs import Epochs, Work
+from dflash_core.training.epochs import Epochs, Work, in_rounds
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.monitor import MetricsFile, StepMonitor, StepSums, write_status
 from dflash_core.training.objective import Objective
@@ -24,6 +25,7 @@ from dflash_core.training.optimizer import build_optimizer, learning_rate, set_l
 from dflash_core.training.pipeline import Pipeline
 from dflash_core.training.preflight import consumer_run, preflight
 from dflash_core.training.ranks import Ranks
+from dflash_core.training.spread import load_spread, whole
 from dflash_core.training.stop import StopRequest
 from dflash_core.training.validation import Validation
 
@@ -136,33 +138,34 @@ class Trainer:
             atomic_write(file, report.model_dump_json(indent=1) + "\n")
             print(report, flush=True)  # noqa: T201  (torchrun's own log)
 
-    def restore_best(self) -> None:
-        """Take the weights of the best measurement, if there was one."""
-        best = self._cursor.best_step
-        if best is not None and checkpoint_path(self.checkpoints, best).is_dir():
-            state = load_checkpoint(checkpoint_path(self.checkpoints, best))
-            self._objective.module.load_state_dict(state["module"])
+    def best_weights(self) -> dict[str, Tensor]:
+        """Return the whole weights of the best measurement, or as they are without one.
+
+        Every consuming rank calls this; the result is rank 0's.
+        """
+        path = checkpoint_path(self.checkpoints, self._cursor.best_step or 0)
+        kept = torch.tensor([float(self._ranks.is_first and path.is_dir())])
+        if not self._ranks.add(kept.to(self._ranks.device), what="the best weights"):
+            return self._weights()
+        return load_checkpoint(path)["module"] if self._ranks.is_first else {}
+
+    def _weights(self) -> dict[str, Tensor]:
+        state = self._objective.module.state_dict(keep_vars=True)
+        return whole(state, keep=self._ranks.is_first)
 
     def _step(self, pipeline: Pipeline) -> tuple[dict[str, Any], bool]:
         step = self._cursor.step
         self._monitor.begin(pipeline)
         self._gradients.zero()
         sums = StepSums.zeros(self._objective)
-        for work in self._own(self._epochs.work(step)):
-            if work is None:
-                pipeline.skip()
-                continue
-            ready = pipeline.take()
-            assert ready.work.number == work.number, "the pipeline follows the plan"
-            begin = time.perf_counter()
-            groups = self._monitor.groups(work.micro_batch)
-            outcome = self._objective.run(work.micro_batch, ready.batch, ready.features_MF, groups)
-            sums.add(outcome, ready, time.perf_counter() - begin)
-        self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
         where = f"step {step + 1}"
+        with self._ranks.together(where):
+            for work in self._own(self._epochs.work(step)):
+                self._work(work, pipeline, sums)
+        self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
         flat = sums.flat.to(self._ranks.device)
         sums.flat.copy_(self._ranks.add(flat, what=where))
-        self._ranks.add(self._gradients.buffer, what=where)
+        self._gradients.add_up(self._ranks, what=where)
         self._monitor.reduced()
         rate = learning_rate(step, self._epochs.num_steps, self._job.training.optimizer)
         norm, skipped = self._update(sums, rate)
@@ -175,6 +178,18 @@ class Trainer:
             "skipped_steps": self._cursor.skipped_steps,
         }
         return line, sums.asked_to_stop
+
+    def _work(self, work: Work | None, pipeline: Pipeline, sums: StepSums) -> None:
+        if work is None:
+            pipeline.skip()
+            self._objective.idle()
+            return
+        ready = pipeline.take()
+        assert ready.work.number == work.number, "the pipeline follows the plan"
+        begin = time.perf_counter()
+        groups = self._monitor.groups(work.micro_batch)
+        outcome = self._objective.run(work.micro_batch, ready.batch, ready.features_MF, groups)
+        sums.add(outcome, ready, time.perf_counter() - begin)
 
     def _update(self, sums: StepSums, rate: float) -> tuple[float, bool]:
         """Apply the step's gradient, unless it is not finite; every rank decides alike."""
@@ -227,18 +242,18 @@ class Trainer:
         return patience is not None and self._cursor.num_worse >= patience
 
     def _own(self, works: list[Work]) -> list[Work | None]:
-        """Return this rank's works; None for each round that others run a sharded target in."""
-        if self._ranks.sharing is not None:
-            return list(self._epochs.in_rounds(works, runner=self._ranks.rank))
+        """Return this rank's works; None for each round where it only helps others."""
+        if self._ranks.sharing is not None or self._ranks.spread is not None:
+            return list(in_rounds(works, consumer=self._ranks.rank))
         return [work for work in works if work.consumer == self._ranks.rank]
 
     def _move(self, **changes: Any) -> None:
         self._cursor = self._cursor.model_copy(update=changes)
 
     def _load(self, step: int) -> None:
-        state = load_checkpoint(checkpoint_path(self.checkpoints, step))
-        self._objective.module.load_state_dict(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        mapped = self._ranks.spread is not None
+        state = load_checkpoint(checkpoint_path(self.checkpoints, step), mapped=mapped)
+        load_spread(self._objective.module, self._optimizer, state)
         self._monitor.load(state["monitor"])
         self._validation.load(state["validation"])
         torch.set_rng_state(state["rng"])
@@ -266,10 +281,12 @@ class Trainer:
 
     def _save(self) -> None:
         begin = time.perf_counter()
+        weights = self._weights()
+        moments = whole(self._optimizer.state_dict(), keep=self._ranks.is_first)
         if self._ranks.is_first:
             state = {
-                "module": self._objective.module.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
+                "module": weights,
+                "optimizer": moments,
                 "monitor": self._monitor.state(),
                 "validation": self._validation.state(),
                 "rng": torch.get_rng_state(),

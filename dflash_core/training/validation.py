@@ -42,7 +42,8 @@ class Validation:
         objective: How.
         groups: Length group of each held-out sample.
         ranks: This process among the others.
-        accept: Decodes prompts with the model and returns the acceptance length; rank 0 calls it.
+        accept: Decodes prompts with the model on rank 0 and returns the acceptance length there;
+            all consuming ranks call it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Validation:
 
         Args:
             step: The step, from 0.
-            works: This rank's held-out micro-batches, None where it only helps run the target.
+            works: This rank's held-out micro-batches, None where it only helps others.
             pipeline: Gives their features.
         """
         assert self._groups is not None
@@ -78,6 +79,7 @@ class Validation:
         for work in works:
             if work is None:
                 pipeline.skip()
+                self._objective.idle()
                 continue
             ready = pipeline.take()
             assert ready.work.number == work.number, "the pipeline follows the plan"
@@ -123,10 +125,8 @@ class Validation:
         return Measured(metrics | {"heldout_acceptance": tau}, tau)
 
     def _acceptance(self, step: int) -> float:
-        found = torch.zeros(1, dtype=torch.float64)
-        if self._ranks.is_first:
-            assert self._accept is not None
-            found[0] = self._accept()
+        assert self._accept is not None
+        found = torch.tensor([self._accept()], dtype=torch.float64)
         what = f"the acceptance after step {step + 1}"
         found = self._ranks.add(found.to(self._ranks.device), what=what)
         return float(found) if math.isfinite(float(found)) else 0.0

@@ -76,9 +76,9 @@ def test_rounds_hold_each_ranks_stream_with_nothing_between(
         validation={"every_steps": 2},
     )
     count = num_target_ranks or num_ranks
-    apart = [list(epochs.rounds(0, runner=rank)) for rank in range(count)]
-    assert len({len(rounds) for rounds in apart}) == 1
     axis = "target" if num_target_ranks else "consumer"
+    apart = [list(epochs.rounds(0, **{axis: rank})) for rank in range(count)]
+    assert len({len(rounds) for rounds in apart}) == 1
     for rank, rounds in enumerate(apart):
         held = [work for work in rounds if work is not None]
         assert held == list(epochs.stream(0, **{axis: rank}))
