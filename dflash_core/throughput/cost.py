@@ -141,6 +141,8 @@ class Fingerprint(FrozenModel):
     """Attention implementation of the target."""
     shard_target: bool = False
     """Whether the target's layers were spread over the ranks."""
+    shard_trained: bool = False
+    """Whether the drafter was spread over the ranks."""
     features: str = "online"
     """Where the run's features come from: the target, or a cache after its first forward."""
     versions: str

@@ -148,6 +148,7 @@ def fingerprint(job: TrainingJob) -> Fingerprint:
         precision=f"{job.target.dtype}/{training.precision}",
         attention=job.target.attention,
         shard_target=training.topology.shard_target,
+        shard_trained=training.topology.shard_trained,
         features=training.features,
         versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
@@ -177,7 +178,7 @@ class _Bench:
         self._ranks = ranks
         self._store = TokenStore.open(job.store)
         target = load_for_ranks(job.target, ranks)
-        self._objective = DraftObjective(job, target, self._store, None)
+        self._objective = DraftObjective(job, target, self._store, None, ranks)
         online = OnlineFeatures(target, packed=False, final_hidden=job.loss.distils)
         self._source: FeatureSource = online
         self._cache: FeatureCache | None = None
@@ -275,7 +276,7 @@ class _Bench:
             self._gradients.zero()
             begin = time.perf_counter()
             self._ranks.add(sums.to(self._ranks.device), what="calibration")
-            self._ranks.add(self._gradients.buffer, what="calibration")
+            self._gradients.add_up(self._ranks, what="calibration")
             self._finish()
             reduced = time.perf_counter()
             self._gradients.normalise(1.0, 1.0)

@@ -34,6 +34,7 @@ def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
             num_ranks=training.topology.num_ranks,
             queue_depth=training.topology.queue_depth,
             shard_target=training.topology.shard_target,
+            shard_trained=training.topology.shard_trained,
         ),
         "preflight": False,
         "validation": ValidationConfig(),

@@ -125,9 +125,7 @@ def fork_ranks(job: TrainingJob, *options: str) -> list[multiprocessing.Process]
     """Start a job's ranks as forks of this process."""
     file = write_job(job)
     num_ranks = job.training.topology.num_ranks
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(target=_be_rank, args=(file, rank, num_ranks, port, options))
@@ -138,6 +136,12 @@ def fork_ranks(job: TrainingJob, *options: str) -> list[multiprocessing.Process]
         for process in processes:
             process.start()
     return processes  # pyright: ignore[reportReturnType]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def finish(processes: list[multiprocessing.Process], *, timeout_s: float = 240) -> list[int | None]:

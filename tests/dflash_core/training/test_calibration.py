@@ -137,14 +137,16 @@ def test_another_model_is_not_covered(make_job):
     assert marks.differences(calibration.fingerprint(wider))
 
 
-def test_two_ranks_calibrate_under_torchrun(make_job, tmp_path):
-    job = make_job(num_ranks=2)
+@pytest.mark.parametrize("spread", [False, pytest.param(True, marks=pytest.mark.integration)])
+def test_two_ranks_calibrate_under_torchrun(make_job, tmp_path, spread):
+    job = make_job(topology={"num_ranks": 2, "shard_trained": spread})
     out = tmp_path / "cost.json"
     done = start(job, out, tmp_path)
     assert done.returncode == 0, done.stdout
     model = CostModel.model_validate_json(out.read_bytes())
     assert model.fingerprint is not None
     assert model.fingerprint.num_ranks == 2
+    assert model.fingerprint.shard_trained == spread
     assert model.transfer_s_per_token > 0
     assert len(model.target.alternatives) > 5
 

@@ -21,6 +21,7 @@ from tests.dflash_core.training.conftest import (
     MakeJob,
     finish,
     fork_ranks,
+    free_port,
     losses,
     run_here,
     run_ranks,
@@ -155,7 +156,8 @@ def test_each_rank_holds_its_share_and_clips_by_the_norm_of_all(
 ) -> None:
     job = make_job(objective="target", topology=over(2))
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_look_at_shares, args=(job, rank)) for rank in range(2)]
+    port = free_port()
+    ranks = [context.Process(target=_look_at_shares, args=(job, r, port)) for r in range(2)]
     for process in ranks:
         process.start()
     assert finish(ranks) == [0, 0]  # pyright: ignore[reportArgumentType]
@@ -165,9 +167,9 @@ def test_each_rank_holds_its_share_and_clips_by_the_norm_of_all(
     assert all(type(tensor) is Tensor for tensor in gathered.values())
 
 
-def _look_at_shares(job: TrainingJob, rank: int) -> None:
+def _look_at_shares(job: TrainingJob, rank: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29519"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with join_ranks(job.training) as ranks:
         module = TargetObjective(job, TokenStore.open(job.store), None, ranks).module
         parameters = list(module.parameters())
