@@ -59,10 +59,11 @@ class FlatGradients:
     def normalise(self, weight_sum: float, max_norm: float) -> float:
         """Divide by the step's weight, clip, and return the norm before clipping."""
         self.buffer.div_(weight_sum)
-        norm = torch.linalg.vector_norm(self.buffer)
+        length = torch.linalg.vector_norm(self.buffer)
         if self._group is not None:
-            dist.all_reduce(norm.square_(), group=self._group)
-            norm = norm.sqrt()
+            dist.all_reduce(length.square_(), group=self._group)
+            length.sqrt_()
+        norm = float(length)
         if norm > max_norm:
-            self.buffer.mul_(max_norm / float(norm))
-        return float(norm)
+            self.buffer.mul_(max_norm / norm)
+        return norm

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dflash_core.training.ranks import Ranks
 
-__all__ = ["load_spread", "spread", "spread_like", "whole"]
+__all__ = ["load_spread", "spread", "whole"]
 
 
 def spread(
@@ -86,38 +86,30 @@ def whole(state: Any, *, keep: bool) -> Any:
     return visit(state)
 
 
-def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
+def load_spread(
+    module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
+    """Load whole weights and a whole optimizer's state into what may be spread.
+
+    Args:
+        module: What is trained.
+        optimizer: Its optimizer.
+        state: A checkpoint, with ``module`` and ``optimizer``.
+    """
+    own, weights = module.state_dict(), state["module"]
+    module.load_state_dict({n: _share_of(t, own.get(n, t)) for n, t in weights.items()})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = {
+        index: {name: _share_of(value, parameters[index]) for name, value in entry.items()}
+        for index, entry in state["optimizer"]["state"].items()
+    }
+    optimizer.load_state_dict({**state["optimizer"], "state": moments})
+
+
+def _share_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return this rank's share of a whole tensor, or the tensor where the other is whole."""
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     # Every rank cuts its share out of the same file: nothing is sent.
     share = distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
     return share.clone()
-
-
-def load_spread(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None, state: Mapping[str, Any]
-) -> None:
-    """Load whole weights, and an optimizer's whole state, into what may be spread.
-
-    Args:
-        module: What is trained.
-        optimizer: Its optimizer; None loads weights only.
-        state: Checkpoint with ``module`` and ``optimizer``.
-    """
-    own = module.state_dict()
-    module.load_state_dict(
-        {
-            name: spread_like(tensor, own.get(name, tensor))
-            for name, tensor in state["module"].items()
-        }
-    )
-    if optimizer is None:
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    stored = state["optimizer"]
-    moments = {
-        index: {name: spread_like(value, parameters[index]) for name, value in entry.items()}
-        for index, entry in stored["state"].items()
-    }
-    optimizer.load_state_dict({**stored, "state": moments})

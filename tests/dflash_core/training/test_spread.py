@@ -3,14 +3,16 @@
 import multiprocessing
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dflash_core.corpus.store import TokenStore
+from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.training.checkpoint import load_checkpoint
 from dflash_core.training.config import TopologyConfig, TrainingJob
 from dflash_core.training.flat import FlatGradients
@@ -23,6 +25,7 @@ from tests.dflash_core.training.conftest import (
     fork_ranks,
     free_port,
     losses,
+    read_steps,
     run_here,
     run_ranks,
     status,
@@ -108,6 +111,22 @@ def _keep_first_checkpoint(source: TrainingJob, moved: TrainingJob) -> None:
         shutil.rmtree(late)
 
 
+def test_micro_batches_without_anchors_keep_step(make_job: MakeJob, tmp_path: Path) -> None:
+    """They have nothing to learn from, but the drafter's layers must still be gathered."""
+    job = make_job(name="alone", **SHAPE | {"validation": {}}, num_ranks=1)
+    samples = list(TokenStore.open(job.store))[:12]
+    mute = [replace(s, loss_mask=np.arange(len(s.loss_mask)) == 1) for s in samples[::2]]
+    write_store(tmp_path / "store", samples[1::2] + mute)
+    batching = job.batching.model_copy(update={"max_samples": 1})
+    alone = job.model_copy(update={"store": tmp_path / "store", "batching": batching})
+    run_here(alone)
+    assert sum(step["samples_without_anchors"] for step in read_steps(alone)) > 6
+    training = job.training.model_copy(update={"topology": over(2)})
+    spread = alone.model_copy(update={"run_dir": tmp_path / "spread", "training": training})
+    assert run_ranks(spread) == [0, 0]
+    assert losses(spread) == pytest.approx(losses(alone), rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("objective", ["draft", "target"])
 def test_a_spread_run_resumes_bit_for_bit(make_job: MakeJob, objective: str) -> None:
     shape = {**SHAPE, "objective": objective, "keep_checkpoints": 9, "topology": over(2)}
@@ -117,6 +136,23 @@ def test_a_spread_run_resumes_bit_for_bit(make_job: MakeJob, objective: str) -> 
     _keep_first_checkpoint(whole_run, cut)
     assert run_ranks(cut) == [0, 0]
     assert losses(cut) == losses(whole_run)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("begin", ["target", "drafter"])
+def test_a_spread_drafter_begins_with_given_weights(make_job: MakeJob, begin: str) -> None:
+    first = make_job(name="first", **SHAPE, max_steps=2)
+    run_here(first)
+    found = []
+    for name, topology in (("alone", over(1)), ("spread", over(2))):
+        job = make_job(name=name, **SHAPE, max_steps=2, topology=topology)
+        draft = job.draft.model_copy(update={"initial_weights": "target"})
+        drafter = {"init_drafter": first.run_dir / "drafter"}
+        job = job.model_copy(update=drafter if begin == "drafter" else {"draft": draft})
+        assert run_ranks(job) == [0] * topology.num_ranks
+        found.append(losses(job))
+    assert found[1] == pytest.approx(found[0], rel=TOLERANCE)
+    assert found[0] != pytest.approx(losses(first), rel=TOLERANCE)
 
 
 def test_acceptance_is_measured_and_decides(make_job: MakeJob) -> None:
