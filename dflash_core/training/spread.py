@@ -78,7 +78,8 @@ def whole(state: Any, *, keep: bool) -> Any:
             return [visit(item) for item in value]
         if isinstance(value, DTensor):
             if id(value) not in known:
-                tensor = value.detach().full_tensor()
+                share: Any = value.detach()
+                tensor = share.full_tensor()
                 known[id(value)] = tensor.cpu() if keep else None
             return known[id(value)]
         return value.detach() if isinstance(value, Tensor) else value

@@ -40,6 +40,7 @@ SHAPE = {
     "validation": {"every_steps": 3, "num_samples": 9},
 }
 TOLERANCE = 1e-5
+OBJECTIVES = ["draft", pytest.param("target", marks=pytest.mark.integration)]
 
 
 def over(num_ranks: int, num_target_ranks: int = 0, **more: bool) -> TopologyConfig:
@@ -127,7 +128,7 @@ def test_micro_batches_without_anchors_keep_step(make_job: MakeJob, tmp_path: Pa
     assert losses(spread) == pytest.approx(losses(alone), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("objective", ["draft", "target"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_spread_run_resumes_bit_for_bit(make_job: MakeJob, objective: str) -> None:
     shape = {**SHAPE, "objective": objective, "keep_checkpoints": 9, "topology": over(2)}
     whole_run = make_job(name="whole", **shape)
@@ -167,7 +168,7 @@ def test_acceptance_is_measured_and_decides(make_job: MakeJob) -> None:
         torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("objective", ["draft", "target"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_gathered_bfloat16_trains_to_its_own_rounding(make_job: MakeJob, objective: str) -> None:
     shape = {**SHAPE, "objective": objective, "precision": "bfloat16", "max_steps": 4}
     alone = make_job(name="alone", **shape)
