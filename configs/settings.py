@@ -58,6 +58,14 @@ class RunConfig(FrozenModel):
     """Cost model of an earlier calibration to use; one of another machine or model is refused."""
     concurrency_limit: str | None = Field(default=None, min_length=1)
     """Global concurrency limit held while torchrun runs, so that deployments share GPUs in turn."""
+    slot_wait_s: float = Field(default=86_400.0, gt=0)
+    """Longest wait for a slot of that limit."""
+    torchrun_limit_s: float | None = Field(default=None, gt=0)
+    """Longest time of one torchrun; its ranks save and end then. No limit when not given."""
+    silence_limit_s: float = Field(default=3_600.0, gt=0)
+    """Longest time in which torchrun's ranks neither print a line nor finish a step."""
+    fetch_limit_s: float = Field(default=3_600.0, gt=0)
+    """Longest time for one answer or one object of object storage to arrive."""
     nodes: int = Field(default=1, ge=1)
     """Machines that torchrun runs on; the others run dflash-flow join."""
     rendezvous: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}$")

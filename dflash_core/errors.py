@@ -13,6 +13,7 @@
     │   └── CalibrationError  measurements cannot be used for this run
     ├── TrainingError         the torchrun program failed              exit code 1
     ├── TrackingError         the tracking server does not answer      exit code 1
+    ├── TimeLimitError        something took longer than it may        exit code 1
     └── Interrupted           stopped on request, can be resumed       exit code 4
 
 Every message is one sentence: what, with its value; the limit; the setting that fixes it.
@@ -30,6 +31,7 @@ __all__ = [
     "Interrupted",
     "PlanError",
     "TargetError",
+    "TimeLimitError",
     "TrackingError",
     "TrainingError",
 ]
@@ -81,6 +83,10 @@ class TrainingError(DFlashError):
 
 class TrackingError(DFlashError):
     """The tracking server does not answer where its answer is needed."""
+
+
+class TimeLimitError(DFlashError):
+    """Something took longer than its setting allows."""
 
 
 class Interrupted(DFlashError):

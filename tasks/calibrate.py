@@ -28,7 +28,7 @@ def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None)
     file = given or cached_path(folder, "calibration", marks.model_dump(), shapes)
     reused = given is not None or file.is_file()
     if not reused:
-        with gpu_slot(folder.concurrency_limit):
+        with gpu_slot(folder.config):
             _measure(job, file, folder)
     model = read_cost_model(file)
     model.require(marks)
@@ -52,6 +52,7 @@ def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:
         num_ranks=job.training.topology.num_ranks,
         run_dir=run_dir,
         threads_per_rank=job.training.threads_per_rank,
+        config=folder.config,
         machines=folder.machines,
         on_line=logger().info,
     )

@@ -3,40 +3,96 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.concurrency.asyncio import (
+    AcquireConcurrencySlotTimeoutError,
+    ConcurrencySlotAcquisitionError,
+)
 from prefect.concurrency.sync import concurrency
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.exceptions import ObjectNotFound
 
-from dflash_core.errors import ConfigError
-from tasks.console import announce
+from configs.settings import RunConfig
+from dflash_core.errors import ConfigError, TimeLimitError
+from tasks.console import announce, logger
 
-__all__ = ["gpu_slot"]
+__all__ = ["gpu_slot", "held_by"]
+
+ACQUIRED, RELEASED = (f"prefect.concurrency-limit.{word}" for word in ("acquired", "released"))
+
+NEWEST = 50  # events; a Prefect server gives no more at once
 
 
 @contextmanager
-def gpu_slot(limit: str | None) -> Iterator[None]:
+def gpu_slot(config: RunConfig) -> Iterator[None]:
     """Hold one slot of a global concurrency limit while the block runs.
 
     A limit that does not exist is an error, because it would silently limit nothing. An API that
     goes away while training runs does not end it.
 
     Args:
-        limit: Name of the limit; None takes no turns.
+        config: Names the limit, or none to take no turns, and says how long to wait.
 
     Raises:
-        ConfigError: The server knows no such limit.
+        ConfigError: The server knows no such limit, or cannot be asked for it.
+        TimeLimitError: No slot became free in time.
     """
+    limit = config.concurrency_limit
     if limit is None:
         yield
         return
-    announce(f"waiting for a slot of {limit}")
+    announce(f"waiting for a slot of {limit}{held_by(limit)}")
     with ExitStack() as held:
         try:
             held.enter_context(
-                concurrency(limit, strict=True, raise_on_lease_renewal_failure=False)
+                concurrency(
+                    limit,
+                    strict=True,
+                    timeout_seconds=config.slot_wait_s,
+                    raise_on_lease_renewal_failure=False,
+                )
             )
-        except ConcurrencySlotAcquisitionError:
+        except AcquireConcurrencySlotTimeoutError:
+            raise TimeLimitError(
+                f"no slot of {limit} became free within {config.slot_wait_s:g} s "
+                f"(run.slot_wait_s){held_by(limit)}; wait longer, or give the limit more slots"
+            ) from None
+        except ConcurrencySlotAcquisitionError as error:
+            if error.__cause__ is not None:
+                raise ConfigError(
+                    f"the Prefect server gives no slot of '{limit}' (run.concurrency_limit): "
+                    f"{error.__cause__}"
+                ) from error
             raise ConfigError(
                 f"the Prefect server has no concurrency limit '{limit}' (run.concurrency_limit); "
                 f"create it with: prefect gcl create {limit} --limit 1"
             ) from None
         yield
+        try:
+            held.close()
+        except httpx.HTTPError as error:
+            logger().warning("the slot of %s lapses by itself, no answer came: %s", limit, error)
+
+
+def held_by(limit: str) -> str:
+    """Say which flow runs hold the slots, when all are taken; the server's events tell."""
+    try:
+        with get_client(sync_client=True) as client:
+            found = client.read_global_concurrency_limit_by_name(limit)
+            if found.active_slots < found.limit:
+                return ""
+            resource = EventResourceFilter(id=[f"prefect.concurrency-limit.{found.id}"])
+            names = EventNameFilter(name=[ACQUIRED, RELEASED])
+            events = client.read_events(
+                EventFilter(event=names, resource=resource), limit=NEWEST
+            ).events
+    except (httpx.HTTPError, ObjectNotFound):  # who asks for the slot next says what is wrong
+        return ""
+    over = {event.follows for event in events if event.event == RELEASED}
+    holders = [
+        str(event.resource_in_role["flow-run"].name)
+        for event in events
+        if event.event == ACQUIRED and event.id not in over and "flow-run" in event.resource_in_role
+    ]
+    return f", held by {', '.join(holders[: found.limit])}" if holders else ""

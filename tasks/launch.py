@@ -7,7 +7,7 @@ import sys
 
 from dflash_core.config import FrozenModel
 
-__all__ = ["Launch", "start", "stop"]
+__all__ = ["Launch", "end", "start", "stop"]
 
 # Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
 SHUTDOWN_TIMEOUT_S = 15
@@ -76,7 +76,7 @@ def start(launch: Launch) -> "subprocess.Popen[str]":
     )
 
 
-def stop(process: "subprocess.Popen[str]") -> None:
+def end(process: "subprocess.Popen[str]") -> None:
     """End torchrun, which ends its ranks; it gets its time to save first."""
     if process.poll() is None:
         process.terminate()
@@ -85,5 +85,10 @@ def stop(process: "subprocess.Popen[str]") -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """End torchrun and read no more of it."""
+    end(process)
     assert process.stdout is not None
     process.stdout.close()

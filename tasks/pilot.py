@@ -30,13 +30,14 @@ def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
     training = job.training.model_copy(update=online)
     short = job.model_copy(update={"run_dir": run_dir, "training": training})
     file = atomic_write(run_dir / "job.json", short.model_dump_json(indent=1) + "\n")
-    with gpu_slot(folder.concurrency_limit):
+    with gpu_slot(folder.config):
         run_torchrun(
             "dflash_core.training",
             ["--config", str(file)],
             num_ranks=training.topology.num_ranks,
             run_dir=run_dir,
             threads_per_rank=training.threads_per_rank,
+            config=folder.config,
             machines=folder.machines,
             on_line=logger().info,
         )

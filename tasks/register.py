@@ -42,7 +42,6 @@ def register(
     shutil.rmtree(folder.export, ignore_errors=True)
     export_drafter(load_checkpoint_drafter(drafter), folder.export, manifest=made_of)
     run.log_files(atomic_write(folder.path / PROFILE_NAME, profile.to_json()))
-    name = settings.tracking.model_name
     tags = {"tau": f"{acceptance.tau:.4f}", "flow_run": folder.name, "corpus": corpus}
-    version = add_version(run, folder.export, name=name, tags=tags)
-    return f"{name} version {version} (challenger)"
+    version = add_version(run, folder.export, settings.tracking, tags=tags)
+    return f"{settings.tracking.model_name} version {version} (challenger)"

@@ -5,8 +5,11 @@ module unfolds them. What was fetched is found again by address and version of t
 """
 
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 from prefect import State, task
@@ -14,12 +17,13 @@ from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import content_digest
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.errors import ConfigError, DataError
+from dflash_core.errors import ConfigError, DataError, TimeLimitError
 from tasks.console import announce
 from tasks.run_folder import RunFolder
 
 __all__ = ["is_remote", "with_local_inputs"]
 
+T = TypeVar("T")
 REMOTE = re.compile(r"^([a-z][a-z0-9+.-]+):/+(.+)$")
 
 
@@ -47,6 +51,7 @@ def with_local_inputs(config: CorpusConfig, folder: RunFolder) -> CorpusConfig:
     Raises:
         ConfigError: The library for an address is not installed.
         DataError: There is nothing at an address.
+        TimeLimitError: The storage stopped answering.
     """
     fields = ("inputs", "held_out_inputs")
     local = {
@@ -62,17 +67,22 @@ def _fetch(path: Path, folder: RunFolder) -> Path:
         system, root = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"corpus.inputs names {url}, which cannot be opened: {error}") from None
+
+    def look() -> dict[str, str]:
+        return {name: str(system.ukey(name)) for name in sorted(system.find(root))}
+
+    limit_s = folder.config.fetch_limit_s
     try:
-        objects: list[str] = sorted(system.find(root))
-        versions = {name: str(system.ukey(name)) for name in objects}
-        out = folder.cache / f"fetched-{content_digest(url, versions)[:16]}"
+        objects = _within(limit_s, url, look)
+        out = folder.cache / f"fetched-{content_digest(url, objects)[:16]}"
         for name in objects:
-            _fetch_one(system, name, out / _inside(name, root))
+            file = out / _inside(name, root)
+            _within(limit_s, name, lambda name=name, file=file: _fetch_one(system, name, file))
     except OSError as error:
         raise DataError(f"{url} cannot be read ({error}); check address and rights") from error
     if not objects:
         raise DataError(f"there is nothing at {url}; give an existing object or folder")
-    return out / Path(root).name if objects == [root] else out
+    return out / Path(root).name if list(objects) == [root] else out
 
 
 def _inside(name: str, root: str) -> str:
@@ -86,3 +96,25 @@ def _fetch_one(system: Any, name: str, file: Path) -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
         system.get_file(name, str(part))
         part.rename(file)
+
+
+def _within(seconds: float, what: str, call: Callable[[], T]) -> T:
+    """Return what a call gives; one that does not come back is left alone with its thread."""
+    found: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="fetch", daemon=True).start()
+    try:
+        return found.result(seconds)
+    except TimeoutError:
+        if found.done():  # the storage's own
+            raise
+        raise TimeLimitError(
+            f"{what} did not arrive within {seconds:g} s (run.fetch_limit_s); see whether the "
+            "storage answers, or raise the limit"
+        ) from None

@@ -24,13 +24,13 @@ class RunFolder:
     Attributes:
         root: Folder of all runs.
         name: Name of this run.
-        concurrency_limit: Held while torchrun runs.
+        config: The settings that say where it is, how long things may take, and whose turn it is.
         machines: Where torchrun runs besides this machine.
     """
 
     root: Path
     name: str
-    concurrency_limit: str | None = None
+    config: RunConfig
     machines: Machines | None = None
 
     @property
@@ -73,7 +73,7 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
     folder = RunFolder(
         config.root.resolve(),
         config.name or default_name,
-        config.concurrency_limit,
+        config,
         Machines.of(config, str(flow_run.id)),
     )
     try:

@@ -11,9 +11,9 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
@@ -25,8 +25,9 @@ from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, TrackingError
 from tasks.console import logger
 
-__all__ = ["SPOOL_NAME", "Spool", "now_ms", "shown_uri"]
+__all__ = ["SPOOL_NAME", "Spool", "answered", "now_ms", "shown_uri"]
 
+T = TypeVar("T")
 SPOOL_NAME = "tracking"
 JOURNAL_NAME = "journal.jsonl"
 CURSOR_NAME = "cursor.json"
@@ -133,10 +134,7 @@ class Spool:
         deadline = time.monotonic() + patience_s
         while not self.send(now=True):
             if time.monotonic() > deadline:
-                raise TrackingError(
-                    f"MLflow at {shown_uri(self.client)} has not answered for {patience_s:g} s "
-                    "(tracking.patience_s); start it and run the same command again"
-                )
+                raise _no_answer(self.client, patience_s)
             time.sleep(min(self._pause_s, LONGEST_PAUSE_S))
         return self._ids[run]
 
@@ -171,14 +169,14 @@ class Spool:
         try:
             self._deliver(message)
         except OUTAGES as error:
-            if isinstance(error, MlflowException) and error.error_code in REFUSALS:
+            if _is_refusal(error):
                 logger().warning("MLflow refuses %s: %s", message["kind"], error)
                 return True
             if not self._pause_s:
                 logger().warning(
                     "MLflow at %s does not answer (%s); what it should know is kept in %s",
                     shown_uri(self.client),
-                    (str(error).splitlines() or [type(error).__name__])[0],
+                    _first_line(error),
                     self._journal,
                 )
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
@@ -246,6 +244,39 @@ class Spool:
             return found.experiment_id
 
 
+def answered(client: MlflowClient, ask: Callable[[], T], *, patience_s: float) -> T:
+    """Return MLflow's answer, asking again while it is away; its refusals are raised.
+
+    Args:
+        client: Where MLflow is.
+        ask: Asks; may be repeated.
+        patience_s: How long to go on asking.
+
+    Raises:
+        TrackingError: MLflow did not answer for that long.
+    """
+    deadline = time.monotonic() + patience_s
+    pause_s = 0.0
+    while True:
+        try:
+            return ask()
+        except OUTAGES as error:
+            if _is_refusal(error):
+                raise
+            if time.monotonic() > deadline:
+                raise _no_answer(client, patience_s) from error
+            if not pause_s:
+                logger().warning(
+                    "MLflow at %s does not answer (%s); waiting for it up to %g s "
+                    "(tracking.patience_s)",
+                    shown_uri(client),
+                    _first_line(error),
+                    patience_s,
+                )
+        pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        time.sleep(pause_s)
+
+
 def shown_uri(client: MlflowClient) -> str:
     """Return where a client sends to, with a password hidden."""
     return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", str(client.tracking_uri))
@@ -254,6 +285,21 @@ def shown_uri(client: MlflowClient) -> str:
 def now_ms() -> int:
     """Return the time as MLflow counts it."""
     return int(time.time() * 1000)
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, MlflowException) and error.error_code in REFUSALS
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _no_answer(client: MlflowClient, patience_s: float) -> TrackingError:
+    return TrackingError(
+        f"MLflow at {shown_uri(client)} has not answered for {patience_s:g} s "
+        "(tracking.patience_s); start it and run the same command again"
+    )
 
 
 def _read_cursor(file: Path) -> dict[str, Any]:

@@ -16,16 +16,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.settings import RunConfig
 from dflash_core.config import FrozenModel
-from dflash_core.errors import Interrupted, TrainingError
+from dflash_core.errors import Interrupted, TimeLimitError, TrainingError
 from tasks.launch import Launch, start, stop
 from tasks.machines import Machines
+from tasks.watching import Watch
 
 __all__ = ["RankStatus", "read_status", "run_torchrun"]
 
 OnLine = Callable[[str], None]
 OnMetrics = Callable[[list[dict[str, Any]]], None]
 
+DEFAULTS = RunConfig()
 POLL_S = 0.5
 LAST_LINES = 200
 FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
@@ -61,6 +64,7 @@ def run_torchrun(
     num_ranks: int,
     run_dir: Path,
     threads_per_rank: int = 1,
+    config: RunConfig = DEFAULTS,
     machines: Machines | None = None,
     on_line: OnLine | None = None,
     on_metrics: OnMetrics | None = None,
@@ -73,12 +77,14 @@ def run_torchrun(
         num_ranks: Processes, on all machines together.
         run_dir: Folder with ``status.json`` and ``metrics.jsonl``.
         threads_per_rank: CPU threads of each process.
+        config: Says how long it may take.
         machines: Others that take part; this one alone when not given.
         on_line: Called with each line that ranks print.
         on_metrics: Called with new lines of ``metrics.jsonl``, several at a time.
 
     Raises:
-        Interrupted: The ranks saved and stopped on request.
+        Interrupted: The ranks saved and stopped, on request or because a time limit was reached.
+        TimeLimitError: A time limit was reached, and the ranks could not save.
         TrainingError: A rank failed; its own last error comes first.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -91,26 +97,46 @@ def run_torchrun(
     )
     process = start(launch if machines is None else machines.announce(launch))
     tail = _MetricsTail(run_dir / "metrics.jsonl", on_metrics)
+    watch = Watch(process, run_dir / "metrics.jsonl", config)
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:
-        _follow(process, last, on_line, tail)
+        tail.start()
+        _follow(process, last, on_line, watch)
     finally:
+        watch.stop()
         stop(process)
         tail.stop()
-    _judge(process.returncode, read_status(run_dir), last)
+    status = read_status(run_dir)
+    if watch.reached and process.returncode:
+        raise _too_late(watch.reached, status)
+    _judge(process.returncode, status, last)
 
 
 def _follow(
-    process: "subprocess.Popen[str]", last: deque[str], on_line: OnLine | None, tail: "_MetricsTail"
+    process: "subprocess.Popen[str]", last: deque[str], on_line: OnLine | None, watch: Watch
 ) -> None:
     assert process.stdout is not None
-    tail.start()
     for raw in process.stdout:
+        watch.sign()
         line = raw.rstrip()
         last.append(line)
         if on_line is not None and line:
             on_line(line)
     process.wait()
+
+
+def _too_late(reached: str, status: RankStatus | None) -> Interrupted | TimeLimitError:
+    """Say which limit was reached and whether the ranks could save."""
+    if status is not None and status.state == "interrupted":
+        return Interrupted(
+            f"{reached} after step {status.step} of {status.num_steps}; the same command continues "
+            "from there"
+        )
+    where = f" after step {status.step}" if status is not None and status.step else ""
+    return TimeLimitError(
+        f"{reached}{where}; see why in the lines above, or raise the limit, and the same command "
+        "continues from the last checkpoint"
+    )
 
 
 def _judge(code: int, status: RankStatus | None, last: Sequence[str]) -> None:

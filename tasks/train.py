@@ -79,13 +79,14 @@ def train(job: TrainingJob, folder: RunFolder, run: TrackedRun) -> Path:
             for show in (on_progress, on_page):
                 show(lines[-1]["step"], lines[-1]["num_steps"])
 
-        with gpu_slot(folder.concurrency_limit), system_metrics(run):
+        with gpu_slot(folder.config), system_metrics(run):
             run_torchrun(
                 "dflash_core.training",
                 ["--config", str(job_file)],
                 num_ranks=job.training.topology.num_ranks,
                 run_dir=job.run_dir,
                 threads_per_rank=job.training.threads_per_rank,
+                config=folder.config,
                 machines=folder.machines,
                 on_line=on_line,
                 on_metrics=on_metrics,

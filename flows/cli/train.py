@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from configs.settings import load_settings
+from configs.settings import RunConfig, load_settings
 from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError, Interrupted
@@ -69,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
         Interrupted: Ctrl-C or SIGTERM came; the same command continues.
         TrainingError: A rank failed.
     """
-    job = _read_job(arguments) if arguments.config.suffix == ".json" else _make_job(arguments)
+    job, limits = (_read_job if arguments.config.suffix == ".json" else _make_job)(arguments)
     job, prediction = _predicted(job, arguments.calibration)
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        last = _train(job, file, *(["--only-features"] if arguments.only_features else []))
+        last = _train(job, limits, file, *(["--only-features"] if arguments.only_features else []))
     finally:
         signal.signal(signal.SIGTERM, before)
     if arguments.only_features:
@@ -142,7 +142,7 @@ def _accuracy(job: TrainingJob, prediction: Prediction) -> Accuracy:
     return hold_against([json.loads(line) for line in lines], prediction)
 
 
-def _read_job(arguments: argparse.Namespace) -> TrainingJob:
+def _read_job(arguments: argparse.Namespace) -> tuple[TrainingJob, RunConfig]:
     given = [name for name in ("store", "held_out", "out", "init_drafter") if vars(arguments)[name]]
     if given or arguments.overrides:
         what = f"--{given[0].replace('_', '-')}" if given else arguments.overrides[0]
@@ -151,7 +151,7 @@ def _read_job(arguments: argparse.Namespace) -> TrainingJob:
             "settings as .toml"
         )
     try:
-        return TrainingJob.model_validate_json(arguments.config.read_bytes())
+        return TrainingJob.model_validate_json(arguments.config.read_bytes()), RunConfig()
     except OSError as error:
         raise ConfigError(
             f"{arguments.config} cannot be read ({error.strerror}); give an existing file with "
@@ -161,12 +161,12 @@ def _read_job(arguments: argparse.Namespace) -> TrainingJob:
         raise ConfigError(f"{arguments.config}: {first_problem(error)}") from None
 
 
-def _make_job(arguments: argparse.Namespace) -> TrainingJob:
+def _make_job(arguments: argparse.Namespace) -> tuple[TrainingJob, RunConfig]:
     for name in ("store", "out"):
         if vars(arguments)[name] is None:
             raise ConfigError(f"--{name} is missing; settings in .toml need --store and --out")
     settings = load_settings(arguments.config, arguments.overrides)
-    return TrainingJob(
+    job = TrainingJob(
         run_dir=arguments.out.resolve(),
         store=arguments.store.resolve(),
         heldout_store=arguments.held_out and arguments.held_out.resolve(),
@@ -177,9 +177,10 @@ def _make_job(arguments: argparse.Namespace) -> TrainingJob:
         training=settings.training,
         init_drafter=arguments.init_drafter and arguments.init_drafter.resolve(),
     )
+    return job, settings.run
 
 
-def _train(job: TrainingJob, file: Path, *options: str) -> dict[str, Any]:
+def _train(job: TrainingJob, limits: RunConfig, file: Path, *options: str) -> dict[str, Any]:
     """Run the ranks with a bar on standard error; return the last step's metrics."""
     last: dict[str, Any] = {}
     console = Console(stderr=True, highlight=False)
@@ -205,6 +206,7 @@ def _train(job: TrainingJob, file: Path, *options: str) -> dict[str, Any]:
                 num_ranks=job.training.topology.num_ranks,
                 run_dir=job.run_dir,
                 threads_per_rank=job.training.threads_per_rank,
+                config=limits,
                 on_line=lambda line: console.print(line, markup=False, soft_wrap=True),
                 on_metrics=on_metrics,
             )

@@ -1,15 +1,18 @@
 """Inputs in object storage, played by fsspec's memory file system."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from prefect.states import Failed
 
 from configs.settings import RunConfig, load_settings
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.errors import ConfigError, DataError
+from dflash_core.errors import ConfigError, DataError, TimeLimitError
 from tasks.remote import is_remote, may_pass, with_local_inputs
 from tasks.run_folder import RunFolder, open_run_folder
 
@@ -74,6 +77,33 @@ def test_only_an_outage_is_tried_again(cause: Exception, again: bool) -> None:
     error = DataError("cannot be read")
     error.__cause__ = cause
     assert may_pass(None, None, Failed(data=error)) is again
+
+
+class Deaf(MemoryFileSystem):
+    """Lists objects and never sends one until it is released."""
+
+    protocol = "deaf"
+    released = threading.Event()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("deaf:/"))
+
+    def get_file(self, *arguments: Any, **more: Any) -> None:
+        self.released.wait(60)
+
+
+@pytest.mark.usefixtures("storage")
+def test_a_storage_that_stops_answering_is_left(tmp_path: Path) -> None:
+    fsspec.register_implementation("deaf", Deaf, clobber=True)
+    config = RunConfig(root=tmp_path, fetch_limit_s=0.2)
+    sentence = r"a\.jsonl did not arrive within 0.2 s \(run.fetch_limit_s\)"
+    with open_run_folder(config, default_name="run") as folder:
+        try:
+            with pytest.raises(TimeLimitError, match=sentence):
+                local(folder, "deaf://bucket/chats/a.jsonl")
+        finally:
+            Deaf.released.set()
 
 
 def test_an_address_in_a_settings_file_is_no_path_beside_it(tmp_path: Path) -> None:

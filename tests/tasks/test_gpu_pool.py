@@ -1,0 +1,51 @@
+"""Taking turns on a real Prefect server: who waits is told for whom, and not for ever."""
+
+import time
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+
+from configs.settings import RunConfig
+from dflash_core.errors import ConfigError, TimeLimitError
+from tasks.gpu_pool import gpu_slot, held_by
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def test_waiting_for_a_slot_ends_with_the_name_of_who_holds_it() -> None:
+    with get_client(sync_client=True) as client:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="one", limit=1))
+
+    @flow(flow_run_name="the-first")
+    def take_two() -> None:
+        config = RunConfig(concurrency_limit="one", slot_wait_s=0.2)
+        assert held_by("one") == ""
+        with gpu_slot(config):
+            wait_for_the_event("one")
+            with gpu_slot(config):
+                pass
+
+    sentence = r"no slot of one became free within 0.2 s \(run.slot_wait_s\), held by the-first;"
+    with pytest.raises(TimeLimitError, match=sentence):
+        take_two()
+    assert held_by("one") == ""
+
+
+def test_a_limit_that_does_not_exist_is_an_error_that_says_how_to_make_it() -> None:
+    @flow
+    def take() -> None:
+        with gpu_slot(RunConfig(concurrency_limit="none-such")):
+            pass
+
+    with pytest.raises(ConfigError, match="create it with: prefect gcl create none-such --limit 1"):
+        take()
+
+
+def wait_for_the_event(limit: str) -> None:
+    """Events are sent by a thread of Prefect's and stored in batches."""
+    deadline = time.monotonic() + 60
+    while not held_by(limit):
+        assert time.monotonic() < deadline, "the server never said who holds the slot"
+        time.sleep(0.2)

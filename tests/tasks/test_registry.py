@@ -1,0 +1,67 @@
+"""The registered model on a real MLflow database whose answers get lost."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from configs.settings import RunConfig, Settings, TrackingConfig
+from dflash_core.errors import TrackingError
+from dflash_core.target.config import TargetConfig
+from tasks.registry import CHALLENGER, PROFILE_NAME, add_version, find_version, set_alias
+from tasks.run_folder import open_run_folder
+from tasks.tracking import TrackedRun, open_tracking
+
+
+class Forgetful:
+    """A client whose first answers to some questions are lost on their way back."""
+
+    def __init__(self, client: MlflowClient, *lost: str) -> None:
+        self._client = client
+        self._lost = list(lost)
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*arguments: Any, **more: Any) -> Any:
+            answer = getattr(self._client, name)(*arguments, **more)
+            if name in self._lost:
+                self._lost.remove(name)
+                raise ConnectionError("the answer is lost")
+            return answer
+
+        return self._client.tracking_uri if name == "tracking_uri" else ask
+
+
+def test_a_version_is_added_once_and_found_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(target=TargetConfig(path=Path("t")), run=RunConfig(root=tmp_path))
+    drafter = tmp_path / "export"
+    drafter.mkdir()
+    (drafter / "config.json").write_text("{}")
+    with (
+        open_run_folder(settings.run, default_name="run") as folder,
+        open_tracking(settings, folder) as run,
+    ):
+        run.log_json(PROFILE_NAME, {})
+        forgetful = Forgetful(run.client, "create_registered_model", "create_model_version")
+        monkeypatch.setattr(TrackedRun, "client", forgetful)
+        assert add_version(run, drafter, settings.tracking, tags={"tau": "2"}) == "1"
+    found = find_version(settings, CHALLENGER, folder.cache)
+    assert found is not None and found.tags == {"tau": "2"}
+    assert (found.drafter / "config.json").read_text() == "{}" and found.profile.is_file()
+    assert sorted(p.name for p in found.profile.parent.iterdir()) == ["drafter", "profile.json"]
+    assert find_version(settings, "champion", folder.cache) is None
+
+
+def test_an_mlflow_that_is_away_is_waited_for_and_then_said(tmp_path: Path) -> None:
+    tracking = TrackingConfig(uri="http://127.0.0.1:9", patience_s=0)
+    settings = Settings(
+        target=TargetConfig(path=Path("t")), run=RunConfig(root=tmp_path), tracking=tracking
+    )
+    for ask in (
+        lambda: find_version(settings, "champion", tmp_path),
+        lambda: set_alias(settings, "champion", "1", reason="x"),
+    ):
+        with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9 has not answered for 0 s"):
+            ask()

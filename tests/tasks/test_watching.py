@@ -1,0 +1,65 @@
+"""Time limits of torchrun: what is quiet or slow is ended, and may save first."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.settings import RunConfig
+from dflash_core.errors import TimeLimitError
+from tasks.torchrun import run_torchrun
+from tasks.watching import Watch
+from tests.tasks.test_torchrun import TOY, no_rank_lives
+
+CHILD = """
+import pathlib, signal, sys, time
+def save(number, frame):
+    pathlib.Path(sys.argv[1], "saved").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(300)
+"""
+WRITER = """
+import pathlib, sys, time
+print("ready", flush=True)
+for step in range(30):
+    pathlib.Path(sys.argv[1]).write_text(step * "x")
+    time.sleep(0.1)
+"""
+LIMITS = {
+    "torchrun_limit_s": "torchrun ran longer than 0.1 s (run.torchrun_limit_s) and was ended",
+    "silence_limit_s": "finished a step for 0.1 s (run.silence_limit_s), and torchrun was ended",
+}
+
+
+@pytest.mark.parametrize("setting", LIMITS)
+def test_what_takes_too_long_may_save_and_is_ended(tmp_path: Path, setting: str) -> None:
+    command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        watch = Watch(child, tmp_path / "metrics.jsonl", RunConfig.model_validate({setting: 0.1}))
+        assert child.wait(60) == 1
+        watch.stop()
+    assert LIMITS[setting] in watch.reached
+    assert (tmp_path / "saved").exists()
+
+
+def test_steps_that_appear_in_the_file_are_signs_of_life(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "-c", WRITER, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        watch = Watch(child, file, RunConfig(silence_limit_s=2.5))
+        assert child.wait(60) == 0
+        watch.stop()
+    assert watch.reached == ""
+
+
+def test_a_launch_that_could_not_save_says_which_limit_ended_it(tmp_path: Path) -> None:
+    config = RunConfig(torchrun_limit_s=0.1)
+    with pytest.raises(TimeLimitError, match=r"longer than 0.1 s .* or raise the limit") as caught:
+        run_torchrun(TOY, [str(tmp_path), "wait"], num_ranks=2, run_dir=tmp_path, config=config)
+    assert "\n" not in str(caught.value)
+    assert no_rank_lives(tmp_path)
