@@ -34,5 +34,4 @@ def retrain(settings: Settings) -> str | State[Any]:
         state: State[Any] = train_drafter(started, return_state=True)
         if not state.is_completed():
             return state
-        acceptance = state.result().acceptance
-        return challenge(settings, folder, champion, acceptance, corpus.held_out)
+        return challenge(settings, folder, champion, state.result(), corpus.held_out)

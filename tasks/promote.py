@@ -7,8 +7,9 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import AcceptanceReport, compare_acceptance
+from dflash_core.decoding import compare_acceptance
 from dflash_core.profiling import LengthProfile, length_drift
+from dflash_core.reporting import RunSummary
 from tasks.console import announce
 from tasks.evaluate import measure
 from tasks.registry import CHALLENGER, CHAMPION, Registered, find_version, set_alias
@@ -60,20 +61,27 @@ def challenge(
     settings: Settings,
     folder: RunFolder,
     champion: Registered | None,
-    acceptance: AcceptanceReport,
+    trained: RunSummary,
     held_out: Path,
 ) -> str:
-    """Hold the challenger against the champion on the same prompts; promote it if it is better.
+    """Hold what was trained against the champion on the same prompts; promote it if it is better.
 
     Returns:
         Who is champion now, and why.
     """
     challenger = find_version(settings, CHALLENGER, folder.cache)
-    assert challenger is not None
+    assert challenger is not None and trained.acceptance is not None
+    if challenger.tags.get("flow_run") != trained.name:
+        words = (
+            f"version {challenger.version} of run {challenger.tags.get('flow_run')} became "
+            f"challenger meanwhile; {trained.name} is not judged"
+        )
+        announce(words)
+        return words
     if champion is None:
         return _crown(settings, challenger, "the first drafter of this model")
     gain = compare_acceptance(
-        acceptance,
+        trained.acceptance,
         measure(settings, champion.drafter, held_out),
         confidence=settings.retrain.confidence,
     )

@@ -1,5 +1,6 @@
 """The folder of a run: where everything it makes goes, held by one process at a time."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -11,10 +12,12 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from configs.settings import RunConfig
-from dflash_core.errors import ConfigError
+from dflash_core.errors import ConfigError, DFlashError
 from tasks.machines import Machines
 
 __all__ = ["RunFolder", "open_run_folder"]
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
 
     Raises:
         ConfigError: The folder cannot be written or is nearly full, or another run holds it.
+        DFlashError: The disk became full while the folder was held.
     """
     folder = RunFolder(
         config.root.resolve(),
@@ -101,6 +105,13 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
             ) from None
         try:
             yield folder
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise DFlashError(
+                f"the disk of {folder.path} is full ({os.strerror(error.errno)}); make room, and "
+                "the same command continues"
+            ) from error
         finally:
             if folder.machines is not None:
                 folder.machines.dismiss()

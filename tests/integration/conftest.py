@@ -12,6 +12,7 @@ from tests.integration.places import Place, open_place
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A server on SQLite with the deployments of prefect.yaml and one worker."""
     with open_place(tmp_path_factory.mktemp("place")) as opened:
+        opened.start_server()
         opened.set_up()
         opened.start_worker()
         yield opened

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ class Place:
     def start_server(self) -> None:
         """Start the Prefect server and wait until it answers."""
         self.server = self.start("server", "prefect", "server", "start")
+        self.wait_for_server()
+
+    def wait_for_server(self) -> None:
+        """Return when the Prefect server answers."""
         wait_for(lambda: answers(f"{self.api_url}/health"), timeout_s=120, what="a Prefect server")
 
     def start_worker(self) -> None:
@@ -83,24 +87,32 @@ class Place:
 
     def shell(self, *arguments: str, code: int = 0) -> str:
         """Run ``prefect`` as a user would, expect an exit code, and return what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-            cwd=ROOT,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=280,
-        )
-        assert done.returncode == code, f"{arguments[:3]} gave {done.returncode}:\n{done.stdout}"
-        return done.stdout
+        (said,) = self.shells(arguments, code=code)
+        return said
+
+    def shells(self, *commands: Sequence[str], code: int = 0) -> list[str]:
+        """Run several commands at the same time; see `shell`."""
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+                cwd=ROOT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for arguments in commands
+        ]
+        said = [process.communicate(timeout=280)[0] for process in running]
+        for process, arguments, text in zip(running, commands, said, strict=True):
+            assert process.returncode == code, f"{arguments[:3]} gave {process.returncode}:\n{text}"
+        return said
 
     def set_up(self) -> None:
-        """Start a server, and make the pool, the limit and all deployments."""
-        self.start_server()
-        self.shell("work-pool", "create", POOL, "--type", "process")
-        self.shell("gcl", "create", "gpu-pool", "--limit", "1")
+        """Make the pool, the limit and all deployments on a server that was started."""
+        pool = ("work-pool", "create", POOL, "--type", "process")
+        self.shells(pool, ("gcl", "create", "gpu-pool", "--limit", "1"))
         self.shell("deploy", "--all")
 
     def run(self, deployment: str, settings: Settings, name: str, *more: str, code: int = 0) -> str:

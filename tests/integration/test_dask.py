@@ -6,11 +6,13 @@ import numpy as np
 import polars as pl
 import pytest
 from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from dflash_core.profiling import LengthProfile, profile_data
 from tasks.sharded import profile_with_dask
+from tests.integration.places import Place
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("prefect_server")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -35,14 +37,15 @@ def shards(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
-def test_eight_shards_give_the_profile_of_one_process(shards: list[Path]) -> None:
+def test_eight_shards_give_the_profile_of_one_process(shards: list[Path], place: Place) -> None:
     pytest.importorskip("prefect_dask", reason="pip install 'dflash-flows[dask]'")
 
     @flow
     def profile(files: list[Path]) -> LengthProfile:
         return profile_with_dask(files, "local")
 
-    shared = profile(shards)
+    with temporary_settings({PREFECT_API_URL: place.api_url}):
+        shared = profile(shards)
     whole = profile_data(shards)
     assert shared == whole
     assert shared.to_json() == whole.to_json()

@@ -45,6 +45,8 @@ class Team:
             # An address on the command line would show its password to everyone on the machine.
             MLFLOW_BACKEND_STORE_URI=self.postgres.address("mlflow"),
         )
+
+    def wait_for_mlflow(self) -> None:
         wait_for(lambda: answers(f"{self.uri}/health"), what="MLflow")
 
 
@@ -65,6 +67,8 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     ):
         found = Team(postgres, place, uri)
         found.start_mlflow()
+        place.start_server()
+        found.wait_for_mlflow()
         place.set_up()
         del place.env["PREFECT_API_DATABASE_CONNECTION_URL"]  # workers know nothing of it
         place.start_worker()
@@ -76,7 +80,7 @@ def settings_named(tiny_settings: MakeSettings, name: str, root: Path, **trainin
         run={"name": name, "root": root, "concurrency_limit": "gpu-pool"},
         compare={"strategies": ["bucketed"]},
         tracking={"experiment": name},
-        training={"checkpoint_every_steps": 50, **training},
+        training={"topology": {"num_ranks": 1}, "checkpoint_every_steps": 50, **training},
     )
 
 
@@ -104,6 +108,7 @@ def test_an_mlflow_away_for_a_minute_of_training_misses_nothing(
     time.sleep(OUTAGE_S)
     assert team.place.state("outage") == "Running"
     team.start_mlflow()
+    team.wait_for_mlflow()
     wait_for(lambda: team.place.state("outage") == "Completed", what="the end of the run")
     assert steps_in_mlflow(team, settings) == all_steps(settings)
     assert f"MLflow at {team.uri} does not answer" in team.place.logs("outage")

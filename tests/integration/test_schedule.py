@@ -16,6 +16,7 @@ from tests.integration.places import ROOT, Place, wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
 EVERY_S = 15
+ALONE = {"topology": {"num_ranks": 1}, "checkpoint_every_steps": 99}
 RUINOUS = {"learning_rate": 1.0, "warmup_ratio": 0.0}
 
 
@@ -27,7 +28,7 @@ def test_promote_skip_and_keep_the_champion_on_schedule(
         run={"root": tmp_path / "runs"},
         corpus={"inputs": [chats], "max_samples": None},
         compare={"strategies": ["bucketed"]},
-        training={"epochs": 30, "optimizer": {"learning_rate": 0.01}, "checkpoint_every_steps": 99},
+        training={**ALONE, "epochs": 30, "optimizer": {"learning_rate": 0.01}},
         evaluation={"max_prompts": 8},
         tracking={"model_name": "scheduled"},
     )
@@ -36,7 +37,7 @@ def test_promote_skip_and_keep_the_champion_on_schedule(
     assert [run["state"]["name"] for run in ends] == ["Completed", "Skipped"]
     assert versions(settings) == {"champion": 1, "challenger": 1}
 
-    training = tiny_settings(training={"epochs": 1, "optimizer": RUINOUS}).training
+    training = tiny_settings(training={**ALONE, "epochs": 1, "optimizer": RUINOUS}).training
     schedule(place, settings.model_copy(update={"training": training}), tmp_path)
     wait_for(lambda: not [r for r in live(place) if epochs(r) == 30], what="the old runs' end")
     with chats.open("a") as file:
