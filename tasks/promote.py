@@ -70,7 +70,7 @@ def challenge(
         Who is champion now, and why.
     """
     challenger = find_version(settings, CHALLENGER, folder.cache)
-    assert challenger is not None and trained.acceptance is not None
+    assert challenger is not None
     if challenger.tags.get("flow_run") != trained.name:
         words = (
             f"version {challenger.version} of run {challenger.tags.get('flow_run')} became "
@@ -78,6 +78,7 @@ def challenge(
         )
         announce(words)
         return words
+    assert trained.acceptance is not None
     if champion is None:
         return _crown(settings, challenger, "the first drafter of this model")
     gain = compare_acceptance(

@@ -89,13 +89,13 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
             f"the run folder {folder.path} cannot be written ({os.strerror(error.errno or 0)}); "
             "set run.root to a folder with space that you may write to"
         ) from None
-    free_gb = shutil.disk_usage(folder.path).free / 1e9
-    if free_gb < config.min_free_gb:
-        raise ConfigError(
-            f"the run folder {folder.path} has {free_gb:.1f} GB left but a run wants "
-            f"{config.min_free_gb:g} GB (run.min_free_gb); make room, or set run.root elsewhere"
-        )
     with lock:
+        free_gb = shutil.disk_usage(folder.path).free / 1e9
+        if free_gb < config.min_free_gb:
+            raise ConfigError(
+                f"the run folder {folder.path} has {free_gb:.1f} GB left but a run wants "
+                f"{config.min_free_gb:g} GB (run.min_free_gb); make room, or set run.root elsewhere"
+            )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_core.errors import InputError
+from configs.settings import RunConfig
+from dflash_core.errors import DFlashError, InputError
 from flows.train_drafter import train_drafter
+from tasks.run_folder import open_run_folder
 from tests.dflash_core.throughput.machines import MARKS, machine
 from tests.flows.conftest import MakeSettings
 
@@ -41,6 +43,16 @@ def test_missing_and_empty_corpus(tiny_settings: MakeSettings, tmp_path: Path) -
 def test_a_disk_that_is_nearly_full_is_said_at_the_start(tiny_settings: MakeSettings) -> None:
     said = fail(tiny_settings(run={"name": "full", "min_free_gb": 1e9}))
     assert "GB left but a run wants 1e+09 GB (run.min_free_gb)" in said
+
+
+def test_a_disk_that_becomes_full_is_one_sentence(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            DFlashError, match=r"the disk of .*/run is full \(No space left on device\);"
+        ),
+        open_run_folder(RunConfig(root=tmp_path), default_name="run"),
+    ):
+        Path("/dev/full").write_text("x")
 
 
 def test_unknown_strategy(tiny_settings: MakeSettings) -> None:

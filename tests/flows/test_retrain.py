@@ -11,6 +11,8 @@ from configs.settings import Settings
 from flows.evaluate_drafter import evaluate_drafter
 from flows.plan_batches import plan_batches
 from flows.retrain import retrain
+from tasks.promote import challenge
+from tasks.run_folder import open_run_folder
 from tests.flows.conftest import MakeSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -64,3 +66,7 @@ def test_promote_then_skip_then_keep_the_champion(settings: Settings) -> None:
     assert evaluate_drafter(settings).tau >= 1
     planned = plan_batches(settings)
     assert planned.training is None and planned.gate.chosen == 0
+
+    with open_run_folder(settings.run, default_name="late") as folder:
+        words = challenge.fn(settings, folder, None, planned, folder.path)
+    assert "became challenger meanwhile" in words, "another run's version is not promoted for this"

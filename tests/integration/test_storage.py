@@ -13,7 +13,7 @@ from tests.integration.places import Place, answers, free_port, wait_for
 
 pytestmark = pytest.mark.integration
 
-SECRET = "planted-secret-of-the-bucket"
+PLANTED = "planted-secret-of-the-bucket"
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def chats(place: Place, tiny_parts: Path, monkeypatch: pytest.MonkeyPatch) -> It
     s3fs = pytest.importorskip("s3fs", reason="pip install 'dflash-flows[s3]'")
     pytest.importorskip("moto.server", reason="pip install 'moto[server]': a small S3 server")
     port = free_port()
-    keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": SECRET}
+    keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": PLANTED}
     address = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
     for name, value in {**keys, **address}.items():
         monkeypatch.setenv(name, value)
@@ -51,7 +51,7 @@ def test_a_flow_reads_a_bucket_once_and_keeps_its_keys_to_itself(
     (fetched,) = (tmp_path / "cache").glob("fetched-*")
     assert plan(chats, tmp_path) == remote == plan(fetched, tmp_path / "beside")
     assert list((tmp_path / "cache").glob("fetched-*")) == [fetched]
-    assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == PLANTED
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(files) > 30
-    assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+    assert [file for file in files if PLANTED.encode() in file.read_bytes()] == []
