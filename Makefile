@@ -35,7 +35,9 @@ tokenizers: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not integration"
 
+# A small S3 server for the storage test, which skips without it.
 test-integration: $(STAMP)
+	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[s3]' 'moto[server]==5.2.5'
 	$(BIN)/python -m pytest -m integration
 
 lint: $(STAMP)

@@ -20,7 +20,7 @@ PLANTED = "planted-secret-of-the-bucket"
 def chats(place: Place, tiny_parts: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The tiny run's chats as an object; the address is read where a worker would read it."""
     s3fs = pytest.importorskip("s3fs", reason="pip install 'dflash-flows[s3]'")
-    pytest.importorskip("moto.server", reason="pip install 'moto[server]': a small S3 server")
+    pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
     port = free_port()
     keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": PLANTED}
     address = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
