@@ -18,7 +18,7 @@ from prefect.artifacts import (
 from prefect.context import FlowRunContext
 
 from dflash_core.reporting import RunSummary, headline, length_bars, markdown, strategy_table
-from tasks.console import OnProgress, logger
+from tasks.console import OnProgress, warn
 
 __all__ = ["progress_artifact", "publish"]
 
@@ -67,4 +67,4 @@ def _move(artifact: UUID, percent: float) -> None:
     try:
         update_progress_artifact(artifact, percent)
     except OUTAGES as error:
-        logger().warning("the progress bar does not reach Prefect: %s", error)
+        warn(f"the progress bar does not reach Prefect: {error}")

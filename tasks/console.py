@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["OnProgress", "announce", "logger", "progress", "use_console"]
+__all__ = ["OnProgress", "announce", "logger", "progress", "use_console", "warn"]
 
 OnProgress = Callable[[int, int], None]
 """Called with what is done and what there is to do."""
@@ -50,6 +50,13 @@ def announce(text: str) -> None:
     logger().info(text)
     for console in _console:
         console.print(text, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Log one warning, and show it."""
+    logger().warning(text)
+    for console in _console:
+        console.print(f"warning: {text}", soft_wrap=True)
 
 
 @contextmanager

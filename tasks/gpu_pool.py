@@ -15,7 +15,7 @@ from prefect.exceptions import ObjectNotFound
 
 from configs.settings import RunConfig
 from dflash_core.errors import ConfigError, TimeLimitError
-from tasks.console import announce, logger
+from tasks.console import announce, warn
 
 __all__ = ["gpu_slot", "held_by"]
 
@@ -72,7 +72,7 @@ def gpu_slot(config: RunConfig) -> Iterator[None]:
         try:
             held.close()
         except httpx.HTTPError as error:
-            logger().warning("the slot of %s lapses by itself, no answer came: %s", limit, error)
+            warn(f"the slot of {limit} lapses by itself, for no answer came: {error}")
 
 
 def held_by(limit: str) -> str:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, TrackingError
-from tasks.console import logger
+from tasks.console import announce, warn
 
 __all__ = ["SPOOL_NAME", "Spool", "answered", "now_ms", "shown_uri"]
 
@@ -170,20 +170,18 @@ class Spool:
             self._deliver(message)
         except OUTAGES as error:
             if _is_refusal(error):
-                logger().warning("MLflow refuses %s: %s", message["kind"], error)
+                warn(f"MLflow refuses {message['kind']}: {error}")
                 return True
             if not self._pause_s:
-                logger().warning(
-                    "MLflow at %s does not answer (%s); what it should know is kept in %s",
-                    shown_uri(self.client),
-                    _first_line(error),
-                    self._journal,
+                warn(
+                    f"MLflow at {shown_uri(self.client)} does not answer ({_first_line(error)}); "
+                    f"what it should know is kept in {self._journal}"
                 )
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             self._not_before = time.monotonic() + self._pause_s
             return False
         if self._pause_s:
-            logger().info("MLflow answers again; %d messages follow", self.num_waiting)
+            announce(f"MLflow answers again; {self.num_waiting} messages follow")
         self._pause_s = 0.0
         return True
 
@@ -211,7 +209,7 @@ class Spool:
 
     def _send_file(self, run_id: str, path: Path, folder: str | None) -> None:
         if not path.exists():
-            logger().warning("%s is gone before MLflow could take it", path)
+            warn(f"{path} is gone before MLflow could take it")
         elif path.is_dir():
             self.client.log_artifacts(run_id, str(path), folder)
         else:
@@ -266,12 +264,9 @@ def answered(client: MlflowClient, ask: Callable[[], T], *, patience_s: float) -
             if time.monotonic() > deadline:
                 raise _no_answer(client, patience_s) from error
             if not pause_s:
-                logger().warning(
-                    "MLflow at %s does not answer (%s); waiting for it up to %g s "
-                    "(tracking.patience_s)",
-                    shown_uri(client),
-                    _first_line(error),
-                    patience_s,
+                warn(
+                    f"MLflow at {shown_uri(client)} does not answer ({_first_line(error)}); "
+                    f"waiting for it up to {patience_s:g} s (tracking.patience_s)"
                 )
         pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
         time.sleep(pause_s)

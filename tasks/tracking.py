@@ -5,6 +5,7 @@ the working folder. Messages pass through a spool, so an MLflow that is away sto
 """
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from prefect.runtime import flow_run
 from configs.settings import RunConfig, Settings, TrackingConfig
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, Interrupted
-from tasks.console import logger
+from tasks.console import warn
 from tasks.run_folder import RunFolder, open_run_folder
 from tasks.spool import SPOOL_NAME, Spool, now_ms
 
@@ -169,6 +170,8 @@ def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
     """Return a client of the MLflow in use; a SQLite file under the root of all runs by default."""
     for name, value in HTTP.items():
         os.environ.setdefault(name, value)
+    # Each of its retries would be a line beside the one sentence that the spool says.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     uri = _server(config)
     if uri is None:
         store = root.resolve() / "mlflow"
@@ -224,11 +227,9 @@ def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]
             yield run
     finally:
         if not spool.send(now=True):
-            logger().warning(
-                "%d messages did not reach MLflow; the next run in %s delivers them, or "
-                "dflash-flow runs --deliver",
-                spool.num_waiting,
-                folder.root,
+            warn(
+                f"{spool.num_waiting} messages did not reach MLflow; the next run in {folder.root} "
+                "delivers them, or dflash-flow runs --deliver"
             )
 
 

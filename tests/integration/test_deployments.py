@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from configs.settings import Settings
+from configs.settings import RunConfig, Settings, load_settings
 from tasks.torchrun import read_status
 from tests.flows.conftest import MakeSettings
 from tests.integration.places import (
@@ -44,7 +44,8 @@ def named(
 def steps_in_mlflow(settings: Settings) -> list[list[int]]:
     """Return the steps of each training of a run's folder as MLflow has them, newest first."""
     client = MlflowClient(f"sqlite:///{settings.run.root / 'mlflow' / 'mlflow.db'}")
-    (experiment,) = (e for e in client.search_experiments() if e.name == "target")
+    experiment = client.get_experiment_by_name(settings.target.path.name)
+    assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     parents = [run.info.run_id for run in runs if run.info.run_name == settings.run.name]
     return [
@@ -58,8 +59,11 @@ def all_steps(settings: Settings) -> list[int]:
     return list(range(1, steps_done(folder(settings)) + 1))
 
 
-def test_from_the_shell_to_completed(place: Place, tiny_settings: MakeSettings) -> None:
-    settings = named(tiny_settings, "whole")
+def test_from_the_shell_to_completed(place: Place, runs: Path) -> None:
+    """The deployment as it is, but for the place of its results."""
+    tiny = load_settings(ROOT / "configs" / "tiny.toml")
+    run = {"root": runs, "name": "whole", "concurrency_limit": "gpu-pool"}
+    settings = tiny.model_copy(update={"run": RunConfig.model_validate(run)})
     place.run("train-drafter/tiny", settings, "first", "--watch")
     run = place.flow_run("first")
     assert run["state"]["type"] == "COMPLETED"
