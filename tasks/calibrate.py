@@ -13,7 +13,7 @@ from dflash_core.training.config import TrainingJob
 from dflash_core.training.machine_history import history_file, read_ratios
 from tasks.console import announce, logger
 from tasks.gpu_pool import gpu_slot
-from tasks.keys import cached_path
+from tasks.keys import alone, cached_path
 from tasks.run_folder import RunFolder
 from tasks.torchrun import run_torchrun
 
@@ -26,10 +26,11 @@ def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None)
     marks = fingerprint(job)
     shapes = [job.batching.token_budget, job.batching.anchors.model_dump()]
     file = given or cached_path(folder, "calibration", marks.model_dump(), shapes)
-    reused = given is not None or file.is_file()
-    if not reused:
-        with gpu_slot(folder.config):
-            _measure(job, file, folder)
+    with alone(folder, file.name):
+        reused = given is not None or file.is_file()
+        if not reused:
+            with gpu_slot(folder.config):
+                _measure(job, file, folder)
     model = read_cost_model(file)
     model.require(marks)
     learnt = learn_drift(read_ratios(history_file(folder.cache, marks)))

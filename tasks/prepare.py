@@ -10,7 +10,7 @@ from dflash_core.decoding.regeneration import target_generate
 from dflash_core.reporting import CorpusFacts
 from dflash_core.target import load_target, target_digest
 from tasks.console import announce, progress
-from tasks.keys import cached_path
+from tasks.keys import alone, cached_path
 from tasks.remote import with_local_inputs
 from tasks.run_folder import RunFolder
 
@@ -25,12 +25,12 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
     out = cached_path(
         folder, "corpus", config.model_dump(mode="json"), source_digest(config), target
     )
-    reused = (out / "corpus.json").is_file()
 
     def generate() -> Generate:
         return target_generate(load_target(settings.target), config.regenerate)
 
-    with progress("answers regenerated") as on_progress:
+    with alone(folder, out.name), progress("answers regenerated") as on_progress:
+        reused = (out / "corpus.json").is_file()
         report = build_corpus(
             config,
             settings.target.path,

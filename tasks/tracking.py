@@ -4,6 +4,7 @@ Everything goes through a client with explicit addresses: no global state, nothi
 the working folder. Messages pass through a spool, so an MLflow that is away stops nothing.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -173,11 +174,14 @@ def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
     # Each of its retries would be a line beside the one sentence that the spool says.
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     uri = _server(config)
-    if uri is None:
-        store = root.resolve() / "mlflow"
-        store.mkdir(parents=True, exist_ok=True)
-        uri = f"sqlite:///{store / 'mlflow.db'}"
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    if uri is not None:
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    store = root.resolve() / "mlflow"
+    store.mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{store / 'mlflow.db'}"
+    with (store / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would both make its tables, and fail
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def deliver_pending(root: Path, client: MlflowClient) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """Tracking against a real MLflow database: nothing is lost, nothing comes twice."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,16 @@ def test_a_password_is_refused_in_settings_and_hidden_elsewhere(
     assert "planted-secret" not in str(error.value)
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or b"planted-secret" not in file.read_bytes()
+
+
+def test_two_processes_make_one_database(tmp_path: Path) -> None:
+    """Both find none; MLflow's own migrations would trip over each other."""
+    make = "import pathlib, sys; from tasks.tracking import *; from configs.settings import *; "
+    make += "tracking_client(TrackingConfig(), pathlib.Path(sys.argv[1])).search_experiments()"
+    command = [sys.executable, "-c", make, str(tmp_path)]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [(process.communicate(timeout=120)[1], process.returncode) for process in both]
+    assert [code for _, code in ends] == [0, 0], ends
 
 
 def put_run(spool: Spool, name: str) -> None:
