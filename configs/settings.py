@@ -71,6 +71,8 @@ class RunConfig(FrozenModel):
     rendezvous: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}$")
     """Where several machines meet: HOST:PORT of the one that runs the flow; its own full name and
     port 29400 when not given."""
+    meeting_limit_s: int = Field(default=600, ge=1)
+    """Longest wait of a machine for the others, whole seconds."""
     dask: str | None = Field(default=None, pattern=r"^(local|[a-z]+://[A-Za-z0-9.:\[\]-]+)$")
     """Address of a Dask scheduler that shares out profiling, or 'local' for processes here."""
 

@@ -34,6 +34,8 @@ class Launch(FrozenModel):
     """Machines."""
     rendezvous: str = ""
     """HOST:PORT where several machines meet."""
+    meeting_limit_s: int = 600
+    """Longest wait there."""
     key: str = ""
     """Names this launch among others at the same place."""
 
@@ -46,6 +48,7 @@ class Launch(FrozenModel):
                 f"--nnodes={self.nodes}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint={self.rendezvous}",
+                f"--rdzv-conf=join_timeout={self.meeting_limit_s}",
                 f"--rdzv-id={self.key}",
             ]
         return [

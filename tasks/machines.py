@@ -29,11 +29,13 @@ class Machines:
         nodes: How many there are.
         rendezvous: HOST:PORT of the one that runs the flow.
         folder: Where launches are announced.
+        meeting_limit_s: Longest wait for each other.
     """
 
     nodes: int
     rendezvous: str
     folder: Path
+    meeting_limit_s: int = 600
 
     @classmethod
     def of(cls, config: RunConfig, flow_run_id: str) -> "Machines | None":
@@ -41,7 +43,8 @@ class Machines:
         if config.nodes == 1:
             return None
         place = config.rendezvous or f"{socket.getfqdn()}:{PORT}"
-        return cls(config.nodes, place, launches_folder(config.root, flow_run_id))
+        folder = launches_folder(config.root, flow_run_id)
+        return cls(config.nodes, place, folder, config.meeting_limit_s)
 
     def announce(self, launch: Launch) -> Launch:
         """Let the others start the same, and return it with the place to meet.
@@ -58,6 +61,7 @@ class Machines:
         meeting = {
             "nodes": self.nodes,
             "rendezvous": self.rendezvous,
+            "meeting_limit_s": self.meeting_limit_s,
             "key": f"{self.folder.name}-{number}",
         }
         shared = launch.model_copy(update=meeting)

@@ -84,7 +84,8 @@ def run_torchrun(
 
     Raises:
         Interrupted: The ranks saved and stopped, on request or because a time limit was reached.
-        TimeLimitError: A time limit was reached, and the ranks could not save.
+        TimeLimitError: A time limit was reached, and the ranks could not save, or other machines
+            did not come.
         TrainingError: A rank failed; its own last error comes first.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,9 @@ def run_torchrun(
         num_ranks=num_ranks,
         threads_per_rank=threads_per_rank,
     )
-    process = start(launch if machines is None else machines.announce(launch))
+    if machines is not None:
+        launch = machines.announce(launch)
+    process = start(launch)
     tail = _MetricsTail(run_dir / "metrics.jsonl", on_metrics)
     watch = Watch(process, run_dir / "metrics.jsonl", config)
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -109,6 +112,12 @@ def run_torchrun(
     status = read_status(run_dir)
     if watch.reached and process.returncode:
         raise _too_late(watch.reached, status)
+    if any("RendezvousTimeoutError" in line for line in last):
+        raise TimeLimitError(
+            f"{launch.nodes} machines (run.nodes) did not meet at {launch.rendezvous} within "
+            f"{launch.meeting_limit_s} s (run.meeting_limit_s); start dflash-flow join on the "
+            "others, or raise the limit"
+        )
     _judge(process.returncode, status, last)
 
 

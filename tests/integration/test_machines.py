@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dflash_core.errors import ConfigError
+from dflash_core.errors import ConfigError, TimeLimitError
 from tasks.launch import Launch
 from tasks.machines import Machines
 from tasks.torchrun import run_torchrun
@@ -49,6 +50,12 @@ def test_a_second_machine_takes_part_in_every_launch_and_goes_home(tmp_path: Pat
     there = [line for line in said.splitlines() if line.startswith("rank ")]
     assert len(here) == len(there) == 2
     assert {line.split()[1] for line in here + there} == {"0", "1"}
+
+
+def test_a_machine_that_does_not_come_is_waited_for_so_long(tmp_path: Path) -> None:
+    alone = replace(machines(tmp_path), meeting_limit_s=1)
+    with pytest.raises(TimeLimitError, match=r"2 machines .* did not meet at .* within 1 s"):
+        run_torchrun("tests.tasks.toy_rank", [], num_ranks=2, run_dir=tmp_path, machines=alone)
 
 
 def test_ranks_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
