@@ -43,7 +43,7 @@ class Team:
             *("mlflow", "mlflow", "server", "--host", "127.0.0.1", "--port", port),
             *("--artifacts-destination", str(self.place.folder / "artifacts")),
             # An address on the command line would show its password to everyone on the machine.
-            MLFLOW_BACKEND_STORE_URI=self.postgres.address("mlflow"),
+            MLFLOW_BACKEND_STORE_URI=self.postgres.address("mlflow", driver="postgresql+psycopg"),
         )
 
     def wait_for_mlflow(self) -> None:
