@@ -30,7 +30,7 @@ def profile_with_dask(files: Sequence[Path], address: str) -> LengthProfile:
         address: Of the scheduler, or 'local' for a cluster of this machine's own.
 
     Raises:
-        ConfigError: prefect-dask is not installed.
+        ConfigError: prefect-dask is not installed, or no scheduler answers.
     """
     try:
         from prefect_dask.task_runners import DaskTaskRunner
@@ -45,7 +45,13 @@ def profile_with_dask(files: Sequence[Path], address: str) -> LengthProfile:
         if address == LOCAL
         else DaskTaskRunner(address=address)
     )
-    with runner:
-        futures: list[Any] = list(runner.map(profile_shard, {"file": list(files)}))
-        parts = [future.result() for future in futures]
+    try:
+        with runner:
+            futures: list[Any] = list(runner.map(profile_shard, {"file": list(files)}))
+            parts = [future.result() for future in futures]
+    except OSError as error:  # also what Dask raises when it is cut off
+        raise ConfigError(
+            f"run.dask names {address}, where no Dask scheduler answers ({error}); start it, or "
+            "leave run.dask out"
+        ) from error
     return reduce(LengthProfile.merge, parts)

@@ -8,6 +8,7 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from dflash_core.errors import ConfigError
 from dflash_core.profiling import LengthProfile, profile_data
 from tasks.sharded import profile_with_dask
 from tests.integration.places import Place
@@ -36,17 +37,30 @@ def shards(tmp_path: Path) -> list[Path]:
     return files
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
-def test_eight_shards_give_the_profile_of_one_process(shards: list[Path], place: Place) -> None:
+def profile(place: Place, shards: list[Path], address: str) -> LengthProfile:
     pytest.importorskip("prefect_dask", reason="pip install 'dflash-flows[dask]'")
 
     @flow
-    def profile(files: list[Path]) -> LengthProfile:
-        return profile_with_dask(files, "local")
+    def profile_shards(files: list[Path]) -> LengthProfile:
+        return profile_with_dask(files, address)
 
     with temporary_settings({PREFECT_API_URL: place.api_url}):
-        shared = profile(shards)
+        return profile_shards(shards)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
+def test_eight_shards_give_the_profile_of_one_process(shards: list[Path], place: Place) -> None:
+    shared = profile(place, shards, "local")
     whole = profile_data(shards)
     assert shared == whole
     assert shared.to_json() == whole.to_json()
     assert whole.num_samples + whole.num_dropped == 36_000 and whole.bad["null"] > 0
+
+
+def test_a_scheduler_that_is_not_there_is_one_sentence(shards: list[Path], place: Place) -> None:
+    config = pytest.importorskip("dask.config", reason="pip install 'dflash-flows[dask]'")
+    with (
+        config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(ConfigError, match=r"run.dask names tcp://127.0.0.1:9, where no Dask sch"),
+    ):
+        profile(place, shards, "tcp://127.0.0.1:9")
