@@ -6,8 +6,9 @@ For two corpora (that of `configs/demo.toml`, and one with a heavier tail) and e
 turns: the machine is calibrated, then every strategy is predicted and trained by the training
 program for a few steps, round after round with other seeds, so that the machine's changes of pace
 hit them all. Prediction and measurement are of the same steps of the same plan; the error is the
-median over all rounds. Where the intervals of two strategies do not overlap, their order must be
-right.
+median over all rounds, and `among` is what is left of it when the strategies' median error, which
+is the machine's change of pace since the calibration, is taken out. Where the intervals of two
+strategies do not overlap, their order must be right.
 """
 
 import argparse
@@ -249,14 +250,15 @@ def plan_of(job: TrainingJob) -> EpochPlan:
 def show(title: str, rows: list[Row]) -> None:
     print(f"\n{title}")
     headings = f"{'predicted':>10}{'interval':>16}{'measured':>10}{'quartiles':>16}{'error':>8}"
-    print(f"{'strategy':10}{headings}")
+    print(f"{'strategy':10}{headings}{'among':>8}")
+    pace = 1 + statistics.median(row.error for row in rows)
     for row in rows:
         interval = f"{row.low:.2f}..{row.high:.2f}"
         low, high = np.quantile(row.measured, (0.25, 0.75))
         middle = f"{low:.2f}..{high:.2f}"
         print(
             f"{row.strategy:10}{row.predicted:10.2f}{interval:>16}{row.median:10.2f}{middle:>16}"
-            f"{row.error:+8.1%}",
+            f"{row.error:+8.1%}{(1 + row.error) / pace - 1:+8.1%}",
             flush=True,
         )
     for a, b in combinations(rows, 2):
