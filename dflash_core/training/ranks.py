@@ -181,6 +181,9 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
             f"{config.topology.num_ranks}; make them equal"
         )
     torch.set_num_threads(config.threads_per_rank)
+    # On CPUs oneDNN compiles bfloat16 kernels for each shape and keeps the last 1,024, a megabyte
+    # or more each; batches of ever-changing shapes fill that and hardly meet one again.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     device = device_of(config)
     cuda = device.type == "cuda"
     if cuda:
