@@ -174,7 +174,7 @@ class Spool:
                 return True
             if not self._pause_s:
                 warn(
-                    f"MLflow at {shown_uri(self.client)} does not answer ({_first_line(error)}); "
+                    f"MLflow at {shown_uri(self.client)} does not answer ({_reason(error)}); "
                     f"what it should know is kept in {self._journal}"
                 )
             self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
@@ -265,7 +265,7 @@ def answered(client: MlflowClient, ask: Callable[[], T], *, patience_s: float) -
                 raise _no_answer(client, patience_s) from error
             if not pause_s:
                 warn(
-                    f"MLflow at {shown_uri(client)} does not answer ({_first_line(error)}); "
+                    f"MLflow at {shown_uri(client)} does not answer ({_reason(error)}); "
                     f"waiting for it up to {patience_s:g} s (tracking.patience_s)"
                 )
         pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
@@ -286,7 +286,10 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, MlflowException) and error.error_code in REFUSALS
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
+    """Return what lies at the bottom of an error; HTTP clients wrap a refusal four times."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -31,6 +31,7 @@ OnMetrics = Callable[[list[dict[str, Any]]], None]
 DEFAULTS = RunConfig()
 POLL_S = 0.5
 LAST_LINES = 200
+FULL = "[Errno 28] No space left on device"
 FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupted)\b.*")
 
@@ -117,6 +118,11 @@ def run_torchrun(
             f"{launch.nodes} machines (run.nodes) did not meet at {launch.rendezvous} within "
             f"{launch.meeting_limit_s} s (run.meeting_limit_s); start dflash-flow join on the "
             "others, or raise the limit"
+        )
+    if process.returncode and any(FULL in line for line in last):
+        raise TrainingError(
+            f"the disk of {run_dir} or of its cache is full; make room, and the same command "
+            "continues"
         )
     _judge(process.returncode, status, last)
 
