@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -21,7 +22,7 @@ from tests.integration.places import (
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-LONG = {"epochs": 40, "checkpoint_every_steps": 5}
+LONG: dict[str, Any] = {"epochs": 40, "checkpoint_every_steps": 5}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from dflash_core.reporting import RunSummary
 from flows.plan_batches import plan_batches
 from tests.flows.conftest import MakeSettings
 from tests.integration.places import Place, answers, free_port, wait_for
@@ -45,7 +46,9 @@ def test_a_flow_reads_a_bucket_once_and_keeps_its_keys_to_itself(
             run={"root": root}, corpus=corpus, compare={"strategies": ["sorted"]}
         )
         with temporary_settings({PREFECT_API_URL: place.api_url}):
-            return plan_batches(settings).strategies[0].plan_hash
+            planned = plan_batches(settings)
+        assert isinstance(planned, RunSummary)
+        return planned.strategies[0].plan_hash
 
     remote = plan(chats, tmp_path)
     (fetched,) = (tmp_path / "cache").glob("fetched-*")
