@@ -90,9 +90,7 @@ def test_install_steps_give_a_worker_with_every_flow(tmp_path: Path) -> None:
     run([python, "-m", "pip", "check"], app)
     pinned = versions((ROOT / "constraints-image.txt").read_text())
     installed = versions(run([python, "-m", "pip", "freeze", "--exclude", "dflash-flows"], app))
-    # Of an older Python than the image's, redis asks for one package more.
-    older = {"async-timeout"} if sys.version_info < (3, 11, 3) else set()
-    assert {name for name, _ in installed - pinned} == {"torch"} | older
+    assert {name for name, _ in installed - pinned} == {"torch"}
     help_text = run([str(venv / "bin" / "prefect"), "worker", "start", "--help"], app)
     assert "--with-healthcheck" in help_text
     assert "whole chain" in run([str(venv / "bin" / "dflash-flow"), "--help"], app)
