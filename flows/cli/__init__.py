@@ -10,8 +10,10 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from pydantic import ValidationError
 
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif rest:
         command.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        code = module.run(parsed)
+        with _sigterm_as_ctrl_c():
+            code = module.run(parsed)
         sys.stdout.flush()
         return code
     except DFlashError as error:
@@ -97,6 +100,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{where}: {error.strerror or error}",
             EXIT_INPUT if isinstance(error, USERS_PATH) else EXIT_FAILED,
         )
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C: ranks save, servers that were started end with the command."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the ranks are saving
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def first_problem(error: ValidationError) -> str:

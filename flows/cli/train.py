@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pydantic import ValidationError
@@ -72,11 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     job, limits = (_read_job if arguments.config.suffix == ".json" else _make_job)(arguments)
     job, prediction = _predicted(job, arguments.calibration)
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        last = _train(job, limits, file, *(["--only-features"] if arguments.only_features else []))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    last = _train(job, limits, file, *(["--only-features"] if arguments.only_features else []))
     if arguments.only_features:
         found = {"features": str(job.training.cache.path)}
         sys.stdout.write((json.dumps(found) if arguments.json else found["features"]) + "\n")
@@ -223,8 +217,3 @@ def _stopped(job: TrainingJob) -> str:
         f"stopped after step {status.step} of {status.num_steps}; the same command continues from "
         "there"
     )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the ranks are saving
-    raise KeyboardInterrupt
