@@ -1,7 +1,7 @@
 """Micro-batches on their way to the trainer: read ahead, with features from here or elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -97,10 +97,22 @@ class Pipeline:
         features_MF, seconds = timed(self._source, ready.work.micro_batch, batch)
         return Ready(ready.work, batch, features_MF, seconds)
 
-    def skip(self) -> None:
-        """Help run a sharded target in a round that holds nothing for this rank."""
-        if self._in_step is not None:
-            self._in_step.idle()
+    def follow(self, works: Iterable[Work | None], idle: Callable[[], None]) -> Iterator[Ready]:
+        """Yield this rank's next micro-batches; None is a round in which it only helps others.
+
+        Args:
+            works: What the plan holds for this rank.
+            idle: Helps to run what is trained, beside a sharded target.
+        """
+        for work in works:
+            if work is None:
+                if self._in_step is not None:
+                    self._in_step.idle()
+                idle()
+                continue
+            ready = self.take()
+            assert ready.work.number == work.number, "the pipeline follows the plan"
+            yield ready
 
     def abandon(self) -> None:
         """Stop reading ahead after a failure; nobody is waited for."""

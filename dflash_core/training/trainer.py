@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import TrainingError
+from dflash_core.training.channel import Ready
 from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
@@ -160,8 +161,9 @@ class Trainer:
         sums = StepSums.zeros(self._objective)
         where = f"step {step + 1}"
         with self._ranks.together(where):
-            for work in self._own(self._epochs.work(step)):
-                self._work(work, pipeline, sums)
+            works = self._own(self._epochs.work(step))
+            for ready in pipeline.follow(works, self._objective.idle):
+                self._learn(ready, sums)
         self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
         flat = sums.flat.to(self._ranks.device)
         sums.flat.copy_(self._ranks.add(flat, what=where))
@@ -179,16 +181,11 @@ class Trainer:
         }
         return line, sums.asked_to_stop
 
-    def _work(self, work: Work | None, pipeline: Pipeline, sums: StepSums) -> None:
-        if work is None:
-            pipeline.skip()
-            self._objective.idle()
-            return
-        ready = pipeline.take()
-        assert ready.work.number == work.number, "the pipeline follows the plan"
+    def _learn(self, ready: Ready, sums: StepSums) -> None:
         begin = time.perf_counter()
-        groups = self._monitor.groups(work.micro_batch)
-        outcome = self._objective.run(work.micro_batch, ready.batch, ready.features_MF, groups)
+        micro_batch = ready.work.micro_batch
+        groups = self._monitor.groups(micro_batch)
+        outcome = self._objective.run(micro_batch, ready.batch, ready.features_MF, groups)
         sums.add(outcome, ready, time.perf_counter() - begin)
 
     def _update(self, sums: StepSums, rate: float) -> tuple[float, bool]:

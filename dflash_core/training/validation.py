@@ -76,16 +76,11 @@ class Validation:
         num_samples = len(self._groups)
         sums = torch.zeros(self._objective.num_sums, dtype=torch.float64)
         by_sample = torch.zeros(num_samples, 2, dtype=torch.float64)
-        for work in works:
-            if work is None:
-                pipeline.skip()
-                self._objective.idle()
-                continue
-            ready = pipeline.take()
-            assert ready.work.number == work.number, "the pipeline follows the plan"
-            samples = work.micro_batch.samples
+        for ready in pipeline.follow(works, self._objective.idle):
+            micro_batch = ready.work.micro_batch
+            samples = micro_batch.samples
             groups = torch.from_numpy(self._groups[samples])
-            outcome = self._objective.run(work.micro_batch, ready.batch, ready.features_MF, groups)
+            outcome = self._objective.run(micro_batch, ready.batch, ready.features_MF, groups)
             sums += outcome.sums
             by_sample[samples] += outcome.by_sample
         shared = torch.cat([sums, by_sample.flatten()]).to(self._ranks.device)

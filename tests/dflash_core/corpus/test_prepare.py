@@ -307,6 +307,7 @@ def test_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, encoder) -> None:
         tmp_path / "a.jsonl", [chat(f"question {k}", "answer " * 40) for k in range(1_200)]
     )
     # As above: the fixture's encoder, for a child process of this test only.
+    # As above: only this test writes the file, and only its child reads it.
     pickled = tmp_path / "encoder.pickle"
     pickled.write_bytes(pickle.dumps(encoder))
     program = (
