@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from mlflow import MlflowClient
@@ -16,6 +17,7 @@ from tests.integration.places import ROOT, Place, wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
 EVERY_S = 15
+LIVE = ("PENDING", "RUNNING")
 # The first step decays every matrix to nothing: whatever was learnt is gone. A huge learning rate
 # would still learn the one token that a random target likes best.
 RUINOUS = {"learning_rate": 1e-6, "weight_decay": 1e6, "warmup_ratio": 0.0}
@@ -41,7 +43,8 @@ def test_promote_skip_and_keep_the_champion_on_schedule(
 
     training = tiny_settings(training={**ALONE, "epochs": 1, "optimizer": RUINOUS}).training
     schedule(place, settings.model_copy(update={"training": training}), tmp_path)
-    wait_for(lambda: not [r for r in live(place) if epochs(r) == 30], what="the old runs' end")
+    # Late runs keep the parameters they were scheduled with: one of them would train well.
+    wait_for(lambda: not outdated(place), what="the old runs' end")
     with chats.open("a") as file:
         for text in ("def double(x):\n    return 2 * x", "def half(x):\n    return x / 2"):
             row = [{"role": "user", "content": text[:8]}, {"role": "assistant", "content": text}]
@@ -77,8 +80,13 @@ def ended(place: Place) -> list[dict[str, Any]]:
     return scheduled(place, "COMPLETED", "FAILED", "CRASHED")
 
 
-def live(place: Place) -> list[dict[str, Any]]:
-    return scheduled(place, "PENDING", "RUNNING")
+def outdated(place: Place) -> list[dict[str, Any]]:
+    """Return runs under way with the first settings, after dropping those that are only due."""
+    for run in scheduled(place, "SCHEDULED"):
+        if epochs(run) == 30:
+            # A busy server may say no; what is left is found below and tried again.
+            httpx.delete(f"{place.api_url}/flow_runs/{run['id']}", timeout=30)
+    return [run for run in scheduled(place, "SCHEDULED", *LIVE) if epochs(run) == 30]
 
 
 def epochs(run: dict[str, Any]) -> int:
