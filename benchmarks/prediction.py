@@ -1,6 +1,6 @@
 """Predicted against measured Ktok/s: every strategy trained briefly, in both topologies.
 
-    python benchmarks/prediction.py [--turns 3] [--rounds 4] [--steps 12] [--only demo/1+1]
+    python benchmarks/prediction.py [--turns 6] [--rounds 2] [--steps 12] [--only demo/1+1]
 
 For two corpora (that of `configs/demo.toml`, and one with a heavier tail) and each topology, in
 turns: the machine is calibrated, then every strategy is predicted and trained by the training
@@ -91,8 +91,8 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=3, help="calibrations")
-    parser.add_argument("--rounds", type=int, default=4, help="short runs after each")
+    parser.add_argument("--turns", type=int, default=6, help="calibrations")
+    parser.add_argument("--rounds", type=int, default=2, help="short runs after each")
     parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument("--only", choices=[f"{c}/{t}" for c in CORPORA for t in TOPOLOGIES])
     parser.add_argument("--work", type=Path, default=Path("runs/prediction"))
