@@ -4,11 +4,10 @@ from typing import Any
 
 from prefect import State, flow
 from prefect.runtime import flow_run
-from prefect.states import Failed
 
 from configs.settings import Settings
 from dflash_core.reporting import RunSummary
-from flows.steps import choose_strategy
+from flows.steps import choose_strategy, rejected
 from tasks.inspect_target import inspect_target
 from tasks.report import write_report
 from tasks.run_folder import open_run_folder
@@ -32,5 +31,5 @@ def plan_batches(settings: Settings) -> RunSummary | State[Any]:
         summary, *_ = choose_strategy(settings, folder, run, target)
         run.log_files(write_report(summary, folder))
     if summary.gate.chosen is None:
-        return Failed(name="Rejected", message=summary.gate.reason)
+        return rejected(summary)
     return summary

@@ -1,9 +1,14 @@
 """The steps that flows share: from chats to the gate's choice."""
 
 from datetime import UTC, datetime
+from typing import Any
+
+from prefect import State
+from prefect.states import Failed
 
 from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
+from dflash_core.errors import DFlashError
 from dflash_core.reporting import RunSummary
 from dflash_core.throughput import CostModel
 from tasks.calibrate import calibrate
@@ -17,7 +22,21 @@ from tasks.run_folder import RunFolder
 from tasks.tracking import TrackedRun
 from tasks.train import training_job
 
-__all__ = ["choose_strategy"]
+__all__ = ["Rejection", "choose_strategy", "rejected"]
+
+
+class Rejection(DFlashError):
+    """No strategy passed the gate; what a rejected run gives in place of a result."""
+
+    exit_code = 3
+    summary: RunSummary | None = None
+
+
+def rejected(summary: RunSummary) -> State[Any]:
+    """Return the state in which a rejected run ends: failed by type, rejected by name."""
+    found = Rejection(summary.gate.reason)
+    found.summary = summary
+    return Failed(name="Rejected", message=summary.gate.reason, data=found)
 
 
 def choose_strategy(
@@ -32,22 +51,19 @@ def choose_strategy(
     cost = calibrate(job, folder, given=settings.run.calibration)
     strategies = compare(settings, corpus.train, cost)
     result = gate(settings, strategies)
-    if result.pilots:
-        measured = {
-            index: pilot(
-                training_job(
-                    settings,
-                    corpus.train,
-                    folder,
-                    strategy=strategies[index].name,
-                    mixing=strategies[index].mixing,
-                    cost=cost,
-                ),
+    measured: dict[int, float] = {}
+    while result.pilots:
+        for index in result.pilots:
+            facts = strategies[index]
+            short = training_job(
+                settings,
+                corpus.train,
                 folder,
-                num_steps=settings.gate.pilot_steps,
+                strategy=facts.name,
+                mixing=facts.mixing,
+                cost=cost,
             )
-            for index in result.pilots
-        }
+            measured[index] = pilot(short, folder, num_steps=settings.gate.pilot_steps)
         result = gate(settings, strategies, measured)
     summary = RunSummary(
         name=folder.name,

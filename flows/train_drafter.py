@@ -4,13 +4,12 @@ from typing import Any
 
 from prefect import State, flow
 from prefect.runtime import flow_run
-from prefect.states import Failed
 
 from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
 from dflash_core.throughput import CostModel
-from flows.steps import choose_strategy
+from flows.steps import choose_strategy, rejected
 from tasks.accuracy import hold_run
 from tasks.console import announce
 from tasks.evaluate import evaluate
@@ -45,7 +44,7 @@ def train_drafter(settings: Settings) -> RunSummary | State[Any]:
         run.log_files(folder.path / "summary.json")
         announce(f"report: {page}")
     if summary.gate.chosen is None:
-        return Failed(name="Rejected", message=summary.gate.reason)
+        return rejected(summary)
     return summary
 
 

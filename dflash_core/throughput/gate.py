@@ -1,5 +1,6 @@
 """The gate: which strategies are worth the machine, and which of them to take. Pure."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +13,8 @@ from dflash_core.throughput.prediction import Prediction
 __all__ = ["Candidate", "GateConfig", "GateResult", "GateVerdict", "judge"]
 
 TIE_ETA2 = 0.005
+MOST_DECIMALS = 9
+LEAST_PILOT_STEPS = 10  # the first two warm up; fewer than eight others say little
 
 
 class GateConfig(FrozenModel):
@@ -28,7 +31,8 @@ class GateConfig(FrozenModel):
     max_straggler: float | None = Field(default=None, ge=1)
     """Largest mean of slowest over mean rank cost in a step."""
     pilot_steps: int = Field(default=30, ge=0)
-    """Steps of the pilot that decides where a prediction straddles a threshold; 0 runs none."""
+    """Steps of the pilot that decides where a prediction straddles a threshold, at least 10; 0 runs
+    none."""
     objective: Literal["most_diverse", "fastest", "weighted"] = "most_diverse"
     """Preference among the strategies that pass."""
     diversity_weight: float = Field(default=0.5, ge=0, le=1)
@@ -41,6 +45,11 @@ class GateConfig(FrozenModel):
                 f"min_ktok_s {self.min_ktok_s:g} is absolute and min_share_of_best "
                 f"{self.min_share_of_best:g} is relative to the fastest strategy; set one of "
                 "gate.min_ktok_s and gate.min_share_of_best"
+            )
+        if 0 < self.pilot_steps < LEAST_PILOT_STEPS:
+            raise ValueError(
+                f"pilot_steps {self.pilot_steps} is under {LEAST_PILOT_STEPS}, and the first steps "
+                "of a pilot only warm up; raise gate.pilot_steps, or set it to 0 for no pilots"
             )
         if self.objective == "fastest" and self.diversity_weight != 0.5:
             raise ValueError(
@@ -72,10 +81,20 @@ class Candidate(FrozenModel):
     measured_ktok_s: float | None = Field(default=None, gt=0)
     """Throughput of a pilot run, which then counts instead of the prediction."""
 
+    pace: float = Field(default=1.0, gt=0)
+    """What pilots of others measured over what was predicted for them; scales this prediction."""
+
     @property
     def ktok_s(self) -> float:
-        """Measured throughput where there was a pilot, else predicted."""
-        return self.prediction.ktok_s if self.measured_ktok_s is None else self.measured_ktok_s
+        """Measured throughput where there was a pilot, else predicted at the pilots' pace."""
+        if self.measured_ktok_s is not None:
+            return self.measured_ktok_s
+        return self.pace * self.prediction.ktok_s
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Lower and upper end of the predicted throughput, at the pilots' pace."""
+        return self.pace * self.prediction.low, self.pace * self.prediction.high
 
     @property
     def label(self) -> str:
@@ -107,15 +126,17 @@ class GateResult(FrozenModel):
     """Index of the chosen candidate; none when all were rejected."""
     reason: str
     """The outcome in one sentence."""
-
-    @property
-    def pilots(self) -> tuple[int, ...]:
-        """Candidates that a short real run must decide; judge again with what it measured."""
-        return tuple(index for index, v in enumerate(self.verdicts) if v.straddles)
+    pilots: tuple[int, ...] = ()
+    """Candidates that need a short real run; judge again with what it measured. Never one that had
+    its pilot, so that judging ends."""
 
 
 def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
     """Hold each candidate against the thresholds and choose among those that pass.
+
+    Like is compared with like: once there are pilots, other predictions count at the pilots' pace
+    (the median of measured over predicted), and where the threshold is a share of the fastest, that
+    one has a pilot too.
 
     ``most_diverse`` takes the lowest step_length_eta2; within 0.005 of it the lower length_eta2,
     then the lower pair_recurrence, then the higher throughput.
@@ -125,13 +146,22 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
     """
     if not candidates:
         raise ConfigError("the gate was given no strategy; name some in compare.strategies")
-    best = max(candidate.ktok_s for candidate in candidates)
-    verdicts = tuple(_verdict(candidate, config, best) for candidate in candidates)
+    candidates = _at_one_pace(candidates)
+    fastest = max(range(len(candidates)), key=lambda index: candidates[index].ktok_s)
+    best = candidates[fastest].ktok_s
+    verdicts = tuple(
+        _verdict(candidate, config, best, is_fastest=index == fastest)
+        for index, candidate in enumerate(candidates)
+    )
+    pilots = _pilots(candidates, verdicts, config, fastest)
     passing = [index for index, verdict in enumerate(verdicts) if verdict.passed]
     if not passing:
         names = ", ".join(candidate.label for candidate in candidates)
         return GateResult(
-            verdicts=verdicts, chosen=None, reason=f"rejected: none of {names} passes the gate"
+            verdicts=verdicts,
+            chosen=None,
+            reason=f"rejected: none of {names} passes the gate",
+            pilots=pilots,
         )
     chosen = _choose([candidates[index] for index in passing], config, best)
     index = passing[chosen]
@@ -143,28 +173,61 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
             f"{taken.label} is taken: {_preference(config)} among {len(passing)} of "
             f"{len(candidates)} that pass, {_speed(taken)}"
         ),
+        pilots=pilots,
     )
 
 
-def _verdict(candidate: Candidate, config: GateConfig, best: float) -> GateVerdict:
-    prediction = candidate.prediction
+def _at_one_pace(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with predictions at the pace that pilots showed."""
+    paces = [
+        candidate.measured_ktok_s / candidate.prediction.ktok_s
+        for candidate in candidates
+        if candidate.measured_ktok_s is not None
+    ]
+    pace = statistics.median(paces) if paces else 1.0
+    return [candidate.model_copy(update={"pace": pace}) for candidate in candidates]
+
+
+def _pilots(
+    candidates: Sequence[Candidate],
+    verdicts: Sequence[GateVerdict],
+    config: GateConfig,
+    fastest: int,
+) -> tuple[int, ...]:
+    """Return who needs a pilot: whoever straddles, and the one they are held against."""
+    wanted = {index for index, verdict in enumerate(verdicts) if verdict.straddles}
+    measured = {i for i, candidate in enumerate(candidates) if candidate.measured_ktok_s}
+    if config.pilot_steps and config.min_share_of_best and (wanted or measured):
+        wanted |= {fastest} - measured
+    return tuple(sorted(wanted))
+
+
+def _verdict(
+    candidate: Candidate, config: GateConfig, best: float, *, is_fastest: bool
+) -> GateVerdict:
     threshold = max(config.min_ktok_s, config.min_share_of_best * best)
-    relative = f" ({config.min_share_of_best:.0%} of the fastest)" * (config.min_share_of_best > 0)
-    too_slow = [f"threshold {threshold:.4g}{relative}"] if candidate.ktok_s < threshold else []
-    others = _other_faults(candidate, config)
-    speed = f"{candidate.label}: {_speed(candidate)}"
+    too_slow = candidate.ktok_s < threshold
+    faults, others = [], _other_faults(candidate, config)
+    decimals = _speed_decimals(candidate.ktok_s)
+    if too_slow:
+        decimals = _decimals(candidate.ktok_s, threshold, decimals)
+        share = config.min_share_of_best
+        relative = f" ({100 * share:.6g}% of the fastest)" if share else ""
+        faults.append(f"threshold {_figure(threshold, decimals)}{relative}")
+    faults += others
+    speed = f"{candidate.label}: {_speed(candidate, decimals)}"
     wasted = f"{1 - candidate.padding_efficiency:.0%} of its slots are padding"
-    if too_slow or others:
-        reason = f"{speed}, {', '.join(too_slow + others)}: rejected; {wasted}"
-    else:
-        reason = f"{speed}: passes; {wasted}"
+    outcome = f", {', '.join(faults)}: rejected" if faults else ": passes"
+    low, high = candidate.interval
+    # The fastest reaches any share of itself.
+    asked = threshold > 0 and not (is_fastest and config.min_share_of_best)
     undecided = config.pilot_steps > 0 and candidate.measured_ktok_s is None and not others
     return GateVerdict(
         name=candidate.name,
         mixing=candidate.mixing,
-        passed=not (too_slow or others),
-        straddles=undecided and threshold > 0 and prediction.low <= threshold <= prediction.high,
-        reason=reason,
+        passed=not faults,
+        straddles=undecided and asked and low <= threshold <= high,
+        reason=f"{speed}{outcome}; {wasted}",
     )
 
 
@@ -172,29 +235,57 @@ def _other_faults(candidate: Candidate, config: GateConfig) -> list[str]:
     faults = []
     if candidate.padding_efficiency < config.min_padding_efficiency:
         faults.append(
-            f"padding efficiency {candidate.padding_efficiency:.3f} under "
-            f"{config.min_padding_efficiency:.3f}"
+            _missed(
+                "padding efficiency",
+                candidate.padding_efficiency,
+                "under",
+                config.min_padding_efficiency,
+            )
         )
     if candidate.step_length_eta2 > config.max_step_eta2:
-        faults.append(f"step eta2 {candidate.step_length_eta2:.3f} over {config.max_step_eta2:.3f}")
+        faults.append(
+            _missed("step eta2", candidate.step_length_eta2, "over", config.max_step_eta2)
+        )
     if config.max_straggler is not None and candidate.straggler_factor > config.max_straggler:
         faults.append(
-            f"straggler factor {candidate.straggler_factor:.3f} over {config.max_straggler:.3f}"
+            _missed("straggler factor", candidate.straggler_factor, "over", config.max_straggler)
         )
     return faults
 
 
-def _speed(candidate: Candidate) -> str:
+def _missed(name: str, value: float, side: str, limit: float) -> str:
+    decimals = _decimals(value, limit, 3)
+    return f"{name} {value:.{decimals}f} {side} {limit:.{decimals}f}"
+
+
+def _decimals(value: float, limit: float, least: int) -> int:
+    """Return how many decimals tell a value from the limit that it misses."""
+    enough = (n for n in range(least, MOST_DECIMALS) if round(value, n) != round(limit, n))
+    return next(enough, MOST_DECIMALS)
+
+
+def _speed(candidate: Candidate, decimals: int | None = None) -> str:
+    if decimals is None:
+        decimals = _speed_decimals(candidate.ktok_s)
     if candidate.measured_ktok_s is not None:
-        predicted = _figure(candidate.prediction.ktok_s)
-        return f"{_figure(candidate.measured_ktok_s)} Ktok/s in a pilot ({predicted} predicted)"
-    prediction = candidate.prediction
-    interval = f"{_figure(prediction.low)}..{_figure(prediction.high)}"
-    return f"{_figure(prediction.ktok_s)} Ktok/s predicted ({interval})"
+        predicted = f"{candidate.prediction.ktok_s:,.{decimals}f}"
+        return (
+            f"{candidate.measured_ktok_s:,.{decimals}f} Ktok/s in a pilot ({predicted} predicted)"
+        )
+    low, high = candidate.interval
+    interval = f"{low:,.{decimals}f}..{high:,.{decimals}f}"
+    scaled = " at the pilots' pace" * (candidate.pace != 1)
+    return f"{candidate.ktok_s:,.{decimals}f} Ktok/s predicted{scaled} ({interval})"
 
 
-def _figure(ktok_s: float) -> str:
-    return f"{ktok_s:.1f}" if ktok_s >= 10 else f"{ktok_s:.2f}"
+def _speed_decimals(ktok_s: float) -> int:
+    return 1 if ktok_s >= 10 else 2
+
+
+def _figure(value: float, decimals: int) -> str:
+    """Return a number without zeros at its end."""
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 def _choose(candidates: Sequence[Candidate], config: GateConfig, best: float) -> int:

@@ -82,7 +82,7 @@ def test_rejected_run_is_a_normal_outcome_that_reuses_and_says_why(
     assert len(nested) == 3
     for run in nested:
         assert run.data.tags["gate"] == "rejected"
-        assert "threshold 1e+06: rejected" in run.data.tags["gate.reason"]
+        assert "threshold 1,000,000: rejected" in run.data.tags["gate.reason"]
 
     after = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     kinds = {path.name.split("-")[0] for path in after}

@@ -114,6 +114,89 @@ def test_an_interval_over_the_threshold_asks_for_a_pilot_which_then_decides():
     assert "12.1 Ktok/s in a pilot (11.9 predicted)" in second.verdicts[0].reason
 
 
+def piloted(name, predicted, measured) -> Candidate:
+    return candidate(name, predicted, measured_ktok_s=measured)
+
+
+def test_a_share_of_the_fastest_is_measured_against_measured():
+    config = GateConfig(min_share_of_best=0.9)
+    first = judge([candidate("pooled", 9.2), candidate("sorted", 10.0)], config)
+    assert first.pilots == (0, 1)
+    # A machine that is a tenth slower than calibrated is so for both: the share is 92 %.
+    second = judge([piloted("pooled", 9.2, 8.28), piloted("sorted", 10.0, 9.0)], config)
+    assert second.verdicts[0].passed
+    assert second.pilots == ()
+
+
+def test_the_fastest_has_a_pilot_once_another_had_one():
+    config = GateConfig(min_share_of_best=0.5)
+    strategies = [
+        piloted("pooled", 9.5, 8.0),
+        piloted("sorted", 10.0, 8.1),
+        candidate("packed", 11),
+    ]
+    assert judge(strategies, config).pilots == (2,)
+
+
+def test_predictions_follow_the_pace_that_pilots_showed():
+    config = GateConfig(min_ktok_s=12)
+    strategies = [
+        piloted("pooled", 12.2, 9.76),
+        candidate("sorted", 14.6),
+        candidate("random", 9.0),
+    ]
+    found = judge(strategies, config)
+    assert found.pilots == (1,)
+    assert found.verdicts[1].reason == (
+        "sorted/diverse: 11.7 Ktok/s predicted at the pilots' pace (11.1..12.3), threshold 12: "
+        "rejected; 53% of its slots are padding"
+    )
+    assert "7.20 Ktok/s predicted at the pilots' pace" in found.verdicts[2].reason
+
+
+@pytest.mark.parametrize("share", [0.97, 1.0])
+def test_the_fastest_has_no_pilot_against_itself(share):
+    config = GateConfig(min_share_of_best=share)
+    found = judge([candidate()], config)
+    assert found.pilots == () and found.verdicts[0].passed
+    assert judge([candidate(), candidate("sorted", 32)], config).pilots == ()
+
+
+@pytest.mark.parametrize("pace", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize(
+    "config", [GateConfig(min_share_of_best=0.95), GateConfig(min_ktok_s=10), GateConfig()]
+)
+def test_judging_again_after_each_pilot_ends(config, pace):
+    strategies = [candidate(str(n), 9.0 + n / 4) for n in range(8)]
+    had: list[int] = []
+    while pilots := judge(strategies, config).pilots:
+        assert not set(pilots) & set(had)
+        had += pilots
+        for n in pilots:
+            actual = {"measured_ktok_s": strategies[n].prediction.ktok_s * pace * (1 + n % 3 / 20)}
+            strategies[n] = strategies[n].model_copy(update=actual)
+    final = judge(strategies, config)
+    if config.min_share_of_best and had:
+        fastest = max(strategies, key=lambda one: one.measured_ktok_s or one.ktok_s * pace)
+        assert fastest.measured_ktok_s
+    assert final.chosen is None or final.verdicts[final.chosen].passed
+
+
+def test_a_near_miss_shows_the_decimals_that_tell_it_from_the_limit():
+    near = only(GateConfig(min_ktok_s=19.98), ktok_s=19.97)
+    assert "19.97 Ktok/s predicted (18.97..20.97), threshold 19.98: rejected" in near.reason
+    far = only(GateConfig(min_ktok_s=12_345.6))
+    assert "11.9 Ktok/s predicted (11.3..12.5), threshold 12,345.6: rejected" in far.reason
+    padded = only(GateConfig(min_padding_efficiency=0.8), padding_efficiency=0.79996)
+    assert "padding efficiency 0.79996 under 0.80000" in padded.reason
+
+
+def test_a_pilot_too_short_to_warm_up_is_refused():
+    with pytest.raises(ValueError, match=r"pilot_steps 2 is under 10, .*raise gate\.pilot_steps"):
+        GateConfig(pilot_steps=2)
+    assert GateConfig(pilot_steps=0).pilot_steps == 0
+
+
 def test_no_pilot_is_run_for_what_fails_otherwise():
     assert not only(GateConfig(min_ktok_s=12, max_step_eta2=0.001)).straddles
 
