@@ -29,10 +29,22 @@ from dflash_core.throughput import (
     splits_of,
 )
 
+SCALES = (0.96, 0.98, 1.02, 1.05)  # of the fits that leave a shape out
+
+
+def role(**terms: float) -> RoleFit:
+    """Return a role whose fits differ as a real calibration's do."""
+    others = [{name: scale * value for name, value in terms.items()} for scale in SCALES]
+    return RoleFit(
+        coefficients=Coefficients(**terms),
+        alternatives=tuple(Coefficients(**other) for other in others),
+    )
+
+
 COST = CostModel(
-    prefetch=RoleFit(coefficients=Coefficients(constant_s=1e-3, document_s=1e-5)),
-    target=RoleFit(coefficients=Coefficients(constant_s=1e-2, slot_s=2e-5, slot_length_s=2e-9)),
-    draft=RoleFit(coefficients=Coefficients(constant_s=1e-2, token_s=5e-6, anchor_token_s=1e-6)),
+    prefetch=role(constant_s=1e-3, document_s=1e-5),
+    target=role(constant_s=1e-2, slot_s=2e-5, slot_length_s=2e-9),
+    draft=role(constant_s=1e-2, token_s=5e-6, anchor_token_s=1e-6),
     step_s=0.05,
     jitter=0.02,
 )

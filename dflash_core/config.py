@@ -6,6 +6,8 @@ __all__ = ["FrozenModel"]
 
 
 class FrozenModel(BaseModel):
-    """A value: immutable, no unknown keys, fields documented by the string under each."""
+    """A value: immutable, no unknown keys, finite; fields documented by the string under each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )

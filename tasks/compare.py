@@ -72,6 +72,7 @@ def _facts(report: StrategyReport, cost: CostModel, settings: Settings) -> Strat
             block_size=settings.draft.block_size,
             topology=settings.training.topology,
             epochs=settings.training.epochs,
+            max_steps=settings.training.max_steps,
             features=settings.training.features,
         ),
     )

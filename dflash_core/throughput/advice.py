@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dflash_core.config import FrozenModel
 from dflash_core.errors import ConfigError, PlanError
-from dflash_core.planning import BatchingConfig, num_anchors, plan_epoch, relayout
+from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch, relayout
 from dflash_core.throughput.cost import CostModel
 from dflash_core.throughput.prediction import Prediction, predict
 from dflash_core.throughput.topology import Split
@@ -39,7 +39,7 @@ class Option(FrozenModel):
     """What holds it back, in words."""
 
 
-def splits_of(num_ranks: int, *, queue_depth: int = 2) -> list[Split]:
+def splits_of(num_ranks: int, *, queue_depth: int = 2, shard_target: bool = False) -> list[Split]:
     """Return the splits worth a look: colocated, and a majority or half of target ranks.
 
     Example:
@@ -48,7 +48,12 @@ def splits_of(num_ranks: int, *, queue_depth: int = 2) -> list[Split]:
     """
     targets = range(num_ranks - 1, max(num_ranks // 2, 1) - 1, -1) if num_ranks > 1 else ()
     return [
-        Split(num_ranks=num_ranks, num_target_ranks=count, queue_depth=queue_depth)
+        Split(
+            num_ranks=num_ranks,
+            num_target_ranks=count,
+            queue_depth=queue_depth,
+            shard_target=shard_target,
+        )
         for count in (0, *targets)
     ]
 
@@ -68,7 +73,9 @@ def advise(
     """Rank splits of the ranks and budgets, best first.
 
     Token budgets are the configured one, which memory is known to hold, and smaller ones. Anchor
-    budgets are the configured one and that which an average micro-batch would need.
+    budgets are the configured one and that which an average micro-batch would need, where it makes
+    other micro-batches. A calibration with a feature cache, which the rank that trains fills and
+    reads, or with a sharded target is of runs like that, and so are the options.
 
     Args:
         lengths: Sequence lengths in tokens, shape ``(num_samples,)``.
@@ -86,9 +93,15 @@ def advise(
     """
     if num_ranks < 1:
         raise ConfigError(f"there are {num_ranks} ranks to divide; give at least 1 with --gpus")
+    features, splits = "online", splits_of(num_ranks, queue_depth=queue_depth)
+    if cost.fingerprint is not None and cost.fingerprint.shard_target:
+        splits = splits_of(num_ranks, queue_depth=queue_depth, shard_target=True)
+    if cost.fingerprint is not None and cost.fingerprint.features == "cache":
+        features, splits = "cache", splits[:1]
     balance = {kind: cost.plan_cost(kind, block_size=block_size, lengths=lengths) for kind in KINDS}
     found: list[tuple[Split, BatchingConfig, Prediction, str]] = []
     failures: list[PlanError] = []
+    previous: EpochPlan | None = None
     for chosen in _budgets(config, lengths, supervised):
         try:
             plan = plan_epoch(
@@ -97,11 +110,14 @@ def advise(
         except PlanError as error:  # too small for the longest sample, or for the ranks
             failures.append(error)
             continue
+        if previous is not None and _same_micro_batches(plan, previous):
+            continue
+        previous = plan
         work = Workload.of_plan(
             plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
         )
         fixed = _fixed_part(work, cost)
-        for split in splits_of(num_ranks, queue_depth=queue_depth):
+        for split in splits:
             prediction = predict(
                 relayout(plan, world_size=split.num_consumers, cost=balance[split.kind]),
                 cost,
@@ -109,6 +125,7 @@ def advise(
                 topology=split,
                 epochs=epochs,
                 workload=work,
+                features=features,
             )
             found.append((split, chosen, prediction, fixed))
     if not found:
@@ -127,6 +144,11 @@ def advise(
         )
         for split, chosen, prediction, fixed in found
     ]
+
+
+def _same_micro_batches(plan: EpochPlan, other: EpochPlan) -> bool:
+    """Whether a budget that binds nowhere was all that differed."""
+    return np.array_equal(plan.offsets, other.offsets) and np.array_equal(plan.order, other.order)
 
 
 def _budgets(

@@ -196,13 +196,20 @@ class CostModel(FrozenModel):
 
     @property
     def relative_error(self) -> float:
-        """Larger of target's and drafter's held-out error."""
-        return max(self.target.held_out_error, self.draft.held_out_error)
+        """Largest held-out error of what takes a run's time: all roles but reading ahead."""
+        return max(fit.held_out_error for role, fit in self.roles.items() if role != "prefetch")
 
     @property
     def inseparable(self) -> tuple[str, ...]:
         """Terms that could not be told apart, in words."""
-        return (*self.target.inseparable, *self.draft.inseparable)
+        return tuple(words for role in self.roles.values() for words in role.inseparable)
+
+    @property
+    def roles(self) -> dict[Role, RoleFit]:
+        """Each role that was calibrated."""
+        fits = {"prefetch": self.prefetch, "target": self.target, "read": self.read}
+        fits["draft"] = self.draft
+        return {role: fit for role, fit in fits.items() if fit is not None}
 
     @property
     def attends_documents_only(self) -> bool:
@@ -282,7 +289,7 @@ def _whole_numbers(
     *, constant_s: float, slot_s: float, slot_length_s: float, anchor_s: float = 0.0
 ) -> PlanCost:
     """Return seconds in a unit so small that rounding does not show."""
-    unit = max(slot_s, anchor_s, slot_length_s * 2**8) / COST_RESOLUTION
+    unit = max(max(slot_s, anchor_s, slot_length_s * 2**8) / COST_RESOLUTION, constant_s / 2**40)
     if unit <= 0:
         return PlanCost()
     return PlanCost(

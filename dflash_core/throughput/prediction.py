@@ -9,7 +9,7 @@ from pydantic import Field
 from dflash_core.config import FrozenModel
 from dflash_core.errors import CalibrationError
 from dflash_core.planning import EpochPlan
-from dflash_core.throughput.cost import CostModel
+from dflash_core.throughput.cost import CostModel, RoleFit
 from dflash_core.throughput.simulation import Durations, Timeline, route_targets, simulate
 from dflash_core.throughput.topology import Split, Topology
 from dflash_core.throughput.workload import Workload
@@ -75,13 +75,14 @@ def predict(
     block_size: int,
     topology: Topology | None = None,
     epochs: int = 1,
+    max_steps: int | None = None,
     workload: Workload | None = None,
     features: Literal["online", "cache"] = "online",
 ) -> Prediction:
     """Predict a plan's throughput.
 
-    The interval holds the plan under each fit that leaves a measured shape out, widened by how
-    unsure the rehearsal was and how far this machine strayed from its predictions before.
+    The interval holds the plan under each fit of a role that leaves a measured shape out, widened
+    by how unsure the rehearsal was and how far this machine strayed from its predictions before.
 
     Args:
         plan: The epoch's plan, made with supervised tokens.
@@ -89,13 +90,14 @@ def predict(
         block_size: Block size of the drafter.
         topology: Which ranks do what; all the plan's ranks run both models when not given.
         epochs: Epochs of the run.
+        max_steps: Steps after which the run ends even so.
         workload: What the plan's micro-batches hold, when it is known already.
         features: Whether epochs after the first read features that the first one kept. It is taken
             to begin with an empty cache.
 
     Raises:
         CalibrationError: The plan was made for another number of ranks, or without supervised
-            tokens, or reading features was not calibrated.
+            tokens, or reading features was not calibrated, or nothing takes any time.
     """
     if topology is None:
         topology = Split(num_ranks=plan.assignment.shape[2])
@@ -103,18 +105,17 @@ def predict(
         workload = Workload.of_plan(
             plan, block_size=block_size, attends_documents_only=cost.attends_documents_only
         )
-    step_s = cost.correction * cost.step_seconds(topology.num_consumers)
+    length = min(epochs, (max_steps or np.inf) / max(plan.num_steps, 1))
 
-    def of_epochs(count: int, cost: CostModel) -> Prediction:
-        timeline = timeline_of(plan, workload, cost, topology)
-        return _summarise(plan, timeline, topology, step_s, count, _spread(workload, cost))
+    def of_epochs(count: float, cost: CostModel) -> Prediction:
+        return _predicted(plan, workload, cost, topology, count)
 
     if features == "online":
-        return of_epochs(epochs, cost)
+        return of_epochs(length, cost)
     reading = cost.reading()
-    if epochs == 1:
-        return of_epochs(1, cost)
-    return _joined(of_epochs(1, cost), of_epochs(1, reading), epochs)
+    if length <= 1:
+        return of_epochs(length, cost)
+    return _joined(of_epochs(1, cost), of_epochs(1, reading), length)
 
 
 def timeline_of(
@@ -125,19 +126,24 @@ def timeline_of(
     Raises:
         CalibrationError: The plan was made for another number of ranks.
     """
+    durations = durations_of(workload, cost, topology)
+    routes = _routes(plan, cost, topology)
+    return simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth)
+
+
+def _routes(plan: EpochPlan, cost: CostModel, topology: Topology) -> NDArray[np.int64] | None:
+    """Return the target rank of each place of the plan; None when ranks run both models."""
     ranks = plan.assignment.shape[2]
     if topology.num_consumers != ranks:
         raise CalibrationError(
             f"the plan is laid out for {ranks} consuming ranks and the topology has "
             f"{topology.num_consumers}; plan with world_size {topology.num_consumers}"
         )
-    routes = None
-    if topology.kind == "disaggregated":
-        targets = topology.num_ranks - topology.num_consumers
-        costs = plan.costs(cost.target_cost())
-        routes = route_targets(plan.assignment, costs, targets, topology.shard_target)
-    durations = durations_of(workload, cost, topology)
-    return simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth)
+    if topology.kind == "colocated":
+        return None
+    targets = topology.num_ranks - topology.num_consumers
+    costs = plan.costs(cost.target_cost())
+    return route_targets(plan.assignment, costs, targets, topology.shard_target)
 
 
 def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Durations:
@@ -160,28 +166,39 @@ def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Dur
     return Durations(prefetch, target, transfer, draft, step_s, cost.jitter)
 
 
-def _spread(workload: Workload, cost: CostModel) -> tuple[float, float]:
-    """Return by which factors the plan could be slower and faster, both at least 1."""
-    totals = workload.totals
-    roles = (cost.target, cost.draft)
-    whole = [float(role.coefficients.seconds(totals)) for role in roles]
-    off = [0.0]
-    for role, seconds in zip(roles, whole, strict=True):
-        others = [float(c.seconds(totals)) - seconds for c in role.alternatives]
-        off += [change / max(sum(whole), 1e-300) for change in others]
+def _spread(
+    plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epoch_s: float
+) -> tuple[float, float]:
+    """Return by which factors the epoch could take longer and shorter, both at least 1.
+
+    Only each role's extreme fits are simulated: a stage that does not bind may change unnoticed.
+    """
+    slowest = fastest = epoch_s
+    routes = _routes(plan, cost, topology)
+    for role, fit in (("prefetch", cost.prefetch), ("target", cost.target), ("draft", cost.draft)):
+        ranked = sorted(fit.alternatives, key=lambda one: float(one.seconds(workload.totals)))
+        for extreme in ranked[:1] + ranked[-1:]:
+            changed = cost.model_copy(update={role: RoleFit(coefficients=extreme)})
+            durations = durations_of(workload, changed, topology)
+            depth = topology.queue_depth
+            seconds = simulate(plan.assignment, durations, routes=routes, depth=depth).epoch_s
+            slowest, fastest = max(slowest, seconds), min(fastest, seconds)
     common = np.hypot(cost.drift, cost.correction_error)
-    return 1 + float(np.hypot(max(off), common)), 1 + float(np.hypot(min(off), common))
+    slower, faster = slowest / epoch_s, epoch_s / max(fastest, 1e-300)
+    return 1 + float(np.hypot(slower - 1, common)), 1 + float(np.hypot(faster - 1, common))
 
 
-def _summarise(
-    plan: EpochPlan,
-    timeline: Timeline,
-    topology: Topology,
-    step_s: float,
-    epochs: int,
-    spread: tuple[float, float],
+def _predicted(
+    plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epochs: float
 ) -> Prediction:
-    epoch_s = max(timeline.epoch_s, 1e-12)
+    timeline = timeline_of(plan, workload, cost, topology)
+    epoch_s = timeline.epoch_s
+    if epoch_s <= 0:
+        raise CalibrationError(
+            "the calibration says that micro-batches take no time at all; run dflash-flow calibrate"
+        )
+    spread = _spread(plan, workload, cost, topology, epoch_s)
+    step_s = cost.correction * cost.step_seconds(topology.num_consumers)
     consumers = topology.num_consumers
     targets = topology.num_ranks - consumers or consumers
     prefetch_s, target_s, transfer_s, draft_s = timeline.busy_s
@@ -213,7 +230,7 @@ def _summarise(
     )
 
 
-def _joined(first: Prediction, later: Prediction, epochs: int) -> Prediction:
+def _joined(first: Prediction, later: Prediction, epochs: float) -> Prediction:
     """Return the whole run: figures are means over time, throughput is tokens over seconds."""
     run_s = first.epoch_s + (epochs - 1) * later.epoch_s
     weight = first.epoch_s / run_s

@@ -10,7 +10,6 @@ import argparse
 import math
 import os
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import transformers
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -49,15 +47,14 @@ from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.ranks import Ranks, device_of, join_ranks
 from dflash_core.training.rehearsal import colocated, pace_error, rehearse, tempered
 from dflash_core.training.sharded import load_for_ranks
+from dflash_core.training.transfer_timing import time_transfer
 
-__all__ = ["calibrate", "fingerprint", "hardware_of", "main"]
+__all__ = ["calibrate", "fingerprint", "hardware_of", "main", "versions_here"]
 
 SECONDS = 12.0
 ROUNDS = (2, 12)
 FEW_ANCHORS = 0.25
 STEP_REPEATS = 7
-TRANSFER_TOKENS = (16, 2048)
-TRANSFER_REPEATS = 7
 ROLES: tuple[Role, ...] = ("prefetch", "target", "read", "draft")
 
 Times = tuple[float, float, float, float]
@@ -99,7 +96,7 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
         bench = _Bench(job, ranks, scratch)
         measurements, jitter, rounds = bench.measure()
     reduce_s, step_s = bench.step_times()
-    latency_s, per_token_s = _time_transfer(bench.num_features, bench.dtype, ranks)
+    latency_s, per_token_s = time_transfer(bench.num_features, bench.dtype, ranks)
     model = CostModel(
         prefetch=fit_role(measurements, "prefetch"),
         target=fit_role(measurements, "target"),
@@ -150,13 +147,18 @@ def fingerprint(job: TrainingJob) -> Fingerprint:
         shard_target=training.topology.shard_target,
         shard_trained=training.topology.shard_trained,
         features=training.features,
-        versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
+        versions=versions_here(),
     )
 
 
 def hardware_of(device: torch.device) -> str:
     """Return the name of a device: the GPU's, or the processor's and how many of them."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
+def versions_here() -> str:
+    """Return the versions of the libraries that do the work."""
+    return f"torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 @contextmanager
@@ -331,33 +333,6 @@ def _expected_maximum(count: int) -> float:
     below = np.array([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
     density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
     return float(np.trapezoid(x * count * density * below ** (count - 1), x))
-
-
-def _time_transfer(num_features: int, dtype: torch.dtype, ranks: Ranks) -> tuple[float, float]:
-    """Return latency and seconds per token of sending features, all pairs of ranks at once."""
-    peer = ranks.rank ^ 1
-    medians = []
-    for tokens in TRANSFER_TOKENS:
-        features_MF = torch.zeros(tokens, num_features, dtype=dtype, device=ranks.device)
-        times = []
-        for _ in range(TRANSFER_REPEATS):
-            ranks.meet(what="timing transfers")
-            begin = time.perf_counter()
-            if peer < ranks.world_size:
-                with ranks.waiting(ranks.name_of(peer), "timing transfers"):
-                    send_first = ranks.rank % 2 == 0
-                    dist.send(features_MF, peer) if send_first else dist.recv(features_MF, peer)
-                if ranks.device.type == "cuda":
-                    torch.cuda.synchronize(ranks.device)
-            times.append(time.perf_counter() - begin)
-        medians.append(statistics.median(times))
-    shared = torch.tensor(medians, dtype=torch.float64, device=ranks.device)
-    small, large = (ranks.add(shared, what="timing transfers") / ranks.world_size).tolist()
-    if ranks.world_size == 1:
-        return 0.0, 0.0
-    few, many = TRANSFER_TOKENS
-    per_token_s = max(large - small, 0.0) / (many - few)
-    return max(small - few * per_token_s, 0.0), per_token_s
 
 
 def _overlaps(job: TrainingJob, ranks: Ranks) -> bool:

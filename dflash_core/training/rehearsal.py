@@ -24,6 +24,7 @@ NUM_STEPS = (8, 60)
 TRIMMED = 0.2
 BLOCKS = 5
 USUAL = 0.05  # what timing parts misses, as far as machines are known
+UNKNOWN = 100.0  # the error of what a few steps show: they count for nothing
 
 
 def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
@@ -76,7 +77,7 @@ def rehearse(
     step_s = ends[-1] / plan.num_steps
     steps = ranks.agree(int(np.clip(SECONDS / step_s, *NUM_STEPS)), what="the rehearsal")
     if plan.num_steps <= WARM_UP_STEPS:
-        return 1.0, 0.0  # nothing is left to compare after warming up
+        return 1.0, UNKNOWN  # nothing is left to compare after warming up
     run_dir = job.run_dir / "rehearsal"
     chosen = colocated(job, max_steps=min(steps, plan.num_steps))
     # A feature cache of its own: in the run's, some samples of the first epoch would be found.
@@ -137,14 +138,13 @@ def pace_error(
     Args:
         measured: Seconds, in the order in which they were taken.
         modelled: What the model says of them.
-        blocks: Consecutive parts to compare.
+        blocks: Consecutive parts to compare, at least 2; fewer times than that say nothing.
     """
-    parts = min(blocks, measured.size)
-    if parts < 2:
-        return 0.0
-    pairs = zip(np.array_split(measured, parts), np.array_split(modelled, parts), strict=True)
+    if blocks < 2 or measured.size < blocks:
+        return UNKNOWN
+    pairs = zip(np.array_split(measured, blocks), np.array_split(modelled, blocks), strict=True)
     paces = np.array([one.sum() / other.sum() for one, other in pairs])
-    return float(paces.std(ddof=1) / paces.mean() / math.sqrt(parts))
+    return float(paces.std(ddof=1) / paces.mean() / math.sqrt(blocks))
 
 
 def tempered(ratio: float, error: float) -> tuple[float, float]:

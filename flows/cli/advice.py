@@ -8,13 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash_core.config import FrozenModel
-from dflash_core.errors import CalibrationError
+from dflash_core.errors import CalibrationError, ConfigError
 from dflash_core.planning import BatchingConfig, StrategyReport
 from dflash_core.throughput import CostModel, Option, advise
 
 __all__ = ["Advice", "advise_all", "show_advice"]
-
-SHOWN = 5
 
 
 class StrategyAdvice(FrozenModel):
@@ -35,6 +33,8 @@ class Advice(FrozenModel):
     """Ranks that are divided."""
     measured_on: str
     """Where the calibration comes from, in words."""
+    caution: str = ""
+    """What the calibration cannot know of the ranks that are divided; empty when it can."""
     strategies: tuple[StrategyAdvice, ...]
     """In the order of the comparison."""
 
@@ -47,6 +47,8 @@ def advise_all(
     supervised: ArrayLike | None,
 ) -> Advice:
     """Rank splits and budgets under every strategy of the comparison."""
+    if arguments.epochs < 1:
+        raise ConfigError(f"--epochs is {arguments.epochs}; give at least 1")
     cost, where, block_size = _calibration(arguments)
     if supervised is None:
         raise CalibrationError(
@@ -72,7 +74,22 @@ def advise_all(
         )
         for report in reports
     ]
-    return Advice(num_ranks=arguments.gpus, measured_on=where, strategies=tuple(found))
+    return Advice(
+        num_ranks=arguments.gpus,
+        measured_on=where,
+        caution=_caution(cost, arguments.gpus),
+        strategies=tuple(found),
+    )
+
+
+def _caution(cost: CostModel, num_ranks: int) -> str:
+    if num_ranks == 1 or cost.fingerprint is None or cost.fingerprint.num_ranks > 1:
+        return ""
+    return (
+        "calibrated on one rank, so that summing gradients, sending features and waiting for the "
+        f"slowest are missing: {num_ranks} ranks will be slower than this; calibrate with "
+        "training.topology.num_ranks of at least 2"
+    )
 
 
 def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
@@ -82,7 +99,7 @@ def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
         CalibrationError: It was measured on another machine or for another drafter.
     """
     from dflash_core.training.calibrated import read_cost_model
-    from dflash_core.training.calibration import hardware_of
+    from dflash_core.training.calibration import hardware_of, versions_here
     from dflash_core.training.config import TrainingConfig
     from dflash_core.training.ranks import device_of
 
@@ -94,12 +111,13 @@ def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
             f"{file} does not say what it was measured on; make one with dflash-flow calibrate "
             "--out FILE"
         )
-    here = hardware_of(device_of(TrainingConfig()))
-    if marks.hardware != here and not arguments.elsewhere:
-        raise CalibrationError(
-            f"{file} was measured on '{marks.hardware}' and this machine is '{here}'; calibrate "
-            "here, or add --elsewhere to plan for that machine"
-        )
+    here = (hardware_of(device_of(TrainingConfig())), versions_here())
+    for measured, present in zip((marks.hardware, marks.versions), here, strict=True):
+        if measured != present and not arguments.elsewhere:
+            raise CalibrationError(
+                f"{file} was measured on '{measured}' and this machine is '{present}'; calibrate "
+                "here, or add --elsewhere to plan for that machine"
+            )
     if arguments.block_size not in (None, marks.block_size):
         raise CalibrationError(
             f"{file} was measured with a block size of {marks.block_size}, not "
@@ -108,15 +126,22 @@ def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
     return cost, f"{marks.num_ranks} ranks of {marks.hardware}", marks.block_size
 
 
+def _best_of_splits(options: tuple[Option, ...]) -> list[Option]:
+    best: dict[str, Option] = {}
+    for option in options:
+        best.setdefault(option.split.label, option)
+    return list(best.values())
+
+
 def show_advice(advice: Advice) -> None:
-    """Print the best options of each strategy."""
+    """Print the best budgets of every split, under each strategy."""
     table = Table(
         "strategy", "split", "budget", "anchors", "Ktok/s", "interval", "hours", "why", box=None
     )
     for column in table.columns[2:7]:
         column.justify = "right"
     for strategy in advice.strategies:
-        for number, option in enumerate(strategy.options[:SHOWN]):
+        for number, option in enumerate(_best_of_splits(strategy.options)):
             prediction = option.prediction
             anchors = "-" if option.anchor_budget is None else f"{option.anchor_budget:,}"
             table.add_row(
@@ -143,3 +168,5 @@ def show_advice(advice: Advice) -> None:
         f"calibrated on {advice.measured_on}, predicted for {advice.num_ranks} ranks; hours are of "
         "all devices together"
     )
+    if advice.caution:
+        console.print(advice.caution)

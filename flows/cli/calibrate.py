@@ -9,7 +9,7 @@ from rich.table import Table
 
 from configs.settings import load_settings
 from dflash_core.artifacts import atomic_write
-from dflash_core.throughput import CostModel, RoleFit
+from dflash_core.throughput import CostModel
 from dflash_core.throughput.cost import ROLE_TERMS, TERMS
 from flows.cli.run import explain, prepare_console
 
@@ -49,13 +49,13 @@ def _show(model: CostModel) -> None:
     table = Table("role", "per", "microseconds", "held-out error", box=None)
     for column in table.columns[2:]:
         column.justify = "right"
-    for role in ("prefetch", "target", "draft"):
-        fit: RoleFit = getattr(model, role)
+    for role, fit in model.roles.items():
+        shown: str = role
         error = f"{fit.held_out_error:.1%}"
         for name in ROLE_TERMS[role]:
             microseconds = getattr(fit.coefficients, name) * 1e6
-            table.add_row(role, TERMS[name], f"{microseconds:.6g}", error)
-            role = error = ""
+            table.add_row(shown, TERMS[name], f"{microseconds:.6g}", error)
+            shown = error = ""
     table.add_row("step", "optimizer step", f"{model.step_s * 1e6:.6g}", "")
     if model.reduce_s:
         table.add_row("", "sum of gradients", f"{model.reduce_s * 1e6:.6g}", "")

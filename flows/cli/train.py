@@ -121,6 +121,7 @@ def _predicted(job: TrainingJob, file: Path | None) -> tuple[TrainingJob, Predic
         block_size=job.draft.block_size,
         topology=job.training.topology,
         epochs=job.training.epochs,
+        max_steps=job.training.max_steps,
         features=job.training.features,
     )
     Console(stderr=True, highlight=False).print(

@@ -4,7 +4,7 @@ import pytest
 from dflash_core.errors import ConfigError, PlanError
 from dflash_core.planning import BatchingConfig
 from dflash_core.throughput import Coefficients, RoleFit, advise, splits_of
-from tests.dflash_core.throughput.machines import machine
+from tests.dflash_core.throughput.machines import MARKS, machine
 
 LENGTHS = np.minimum(np.random.default_rng(0).lognormal(4.5, 0.8, 600).astype(np.int64) + 8, 1000)
 CONFIG = BatchingConfig(
@@ -35,6 +35,37 @@ def test_a_heavy_target_gets_more_ranks_than_a_heavy_drafter():
 
     assert best_split(heavy("target")).num_target_ranks > 4
     assert best_split(heavy("draft")).num_target_ranks == 4
+
+
+def test_a_budget_that_binds_nowhere_is_no_option_of_its_own():
+    found = options(machine(), config=CONFIG.model_copy(update={"anchor_budget": 10**6}))
+    seen = [(o.split.label, o.token_budget, o.prediction.epoch_s) for o in found]
+    assert len(set(seen)) == len(seen)
+
+
+def test_runs_that_keep_features_are_colocated_and_read_after_the_first_epoch():
+    marks = MARKS.model_copy(update={"features": "cache"})
+    read = RoleFit(coefficients=Coefficients(token_s=1e-7))
+    cost = machine(fingerprint=marks, read=read)
+    once, often = (
+        advise(
+            LENGTHS,
+            CONFIG,
+            cost,
+            num_ranks=4,
+            supervised=LENGTHS // 2,
+            block_size=8,
+            epochs=epochs,
+        )[0]
+        for epochs in (1, 6)
+    )
+    assert once.split.label == often.split.label == "4 colocated"
+    assert often.prediction.ktok_s > 1.1 * once.prediction.ktok_s
+
+
+def test_a_target_that_was_sharded_stays_so():
+    cost = machine(fingerprint=MARKS.model_copy(update={"shard_target": True}))
+    assert all(option.split.shard_target for option in options(cost))
 
 
 def test_smaller_budgets_keep_the_size_of_a_step():

@@ -13,7 +13,7 @@ from dflash_core.throughput import (
 )
 from dflash_core.throughput.topology import Topology
 from dflash_core.training.config import TopologyConfig
-from tests.dflash_core.throughput.machines import DRAFT, MARKS, TARGET, machine, plan
+from tests.dflash_core.throughput.machines import DRAFT, MARKS, PREFETCH, TARGET, machine, plan
 
 BLOCK = 8
 
@@ -99,18 +99,35 @@ def test_stragglers_bind_where_ranks_are_dealt_at_random_and_noise_is_large():
     assert prediction.waiting_share > prediction.draft_busy
 
 
-def test_the_interval_holds_every_fit_that_leaves_a_shape_out():
-    other = TARGET.model_copy(update={"slot_s": TARGET.slot_s * 1.5})
-    sure = predict(plan(), machine(drift=0.0), block_size=BLOCK)
-    unsure = predict(
-        plan(),
-        machine(drift=0.0, target=RoleFit(coefficients=TARGET, alternatives=(other,))),
-        block_size=BLOCK,
-    )
-    slower = predict(plan(), machine(target=RoleFit(coefficients=other)), block_size=BLOCK)
-    assert sure.low == sure.ktok_s == sure.high
-    assert unsure.low == pytest.approx(slower.ktok_s, rel=0.02)
-    assert unsure.high == pytest.approx(unsure.ktok_s)
+@pytest.mark.parametrize("split", [Split(num_ranks=2), Split(num_ranks=3, num_target_ranks=1)])
+@pytest.mark.parametrize(
+    ("role", "truth"), [("prefetch", PREFETCH), ("target", TARGET), ("draft", DRAFT)]
+)
+@pytest.mark.parametrize("scale", [0.3, 0.9, 1.5, 3.0])
+def test_the_interval_holds_every_fit_that_leaves_a_shape_out(split, role, truth, scale):
+    def predicted(**changes):
+        cost = machine(drift=0.0, overlaps=False, **changes)
+        return predict(plan(), cost, block_size=BLOCK, topology=split)
+
+    terms = {name: scale * value for name, value in truth.model_dump().items()}
+    other = Coefficients.model_validate(terms)
+    sure = predicted()
+    unsure = predicted(**{role: RoleFit(coefficients=truth, alternatives=(truth, other))})
+    truly = predicted(**{role: RoleFit(coefficients=other)})
+    assert sure.low == sure.ktok_s == sure.high == unsure.ktok_s
+    ends = sorted([sure.ktok_s, truly.ktok_s])
+    # Routes follow from the costs that training is given, which stay those of the whole fit.
+    assert (unsure.low, unsure.high) == pytest.approx(ends, rel=1e-3)
+
+
+def test_a_run_that_ends_early_takes_the_time_of_its_steps():
+    found = plan()
+    whole = predict(found, machine(), block_size=BLOCK, epochs=6)
+    short = predict(found, machine(), block_size=BLOCK, epochs=6, max_steps=2 * found.num_steps)
+    assert short.run_s == pytest.approx(whole.run_s / 3)
+    assert (short.ktok_s, short.epoch_s) == (whole.ktok_s, whole.epoch_s)
+    longer = predict(found, machine(), block_size=BLOCK, epochs=6, max_steps=10**9)
+    assert longer == whole
 
 
 def test_gradients_are_summed_over_the_ranks_that_train_the_drafter():
@@ -159,6 +176,22 @@ def test_one_epoch_never_reads_what_it_keeps():
     assert whole == predict(plan(), cost, block_size=BLOCK)
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0, 1.5, 3.0])
+def test_a_run_with_kept_features_that_ends_early_reads_less(share):
+    cost, found = machine(read=READ), plan()
+    steps = round(share * found.num_steps)
+
+    def predicted(**limits):
+        return predict(found, cost, block_size=BLOCK, features="cache", **limits)
+
+    cut = predicted(epochs=6, max_steps=steps)
+    first, later = predicted(epochs=1), predicted(epochs=2).of_epoch(1)
+    length = steps / found.num_steps
+    seconds = min(length, 1) * first.epoch_s + max(length - 1, 0) * later.epoch_s
+    assert cut.run_s == pytest.approx(seconds)
+    assert cut.ktok_s == pytest.approx(length * found.total_tokens / seconds / 1000)
+
+
 def test_reading_features_must_have_been_measured():
     with pytest.raises(CalibrationError, match=r"reading kept features .* 'cache'"):
         predict(plan(), machine(), block_size=BLOCK, epochs=2, features="cache")
@@ -201,7 +234,28 @@ def test_plan_costs_keep_the_proportions_of_the_measured_terms():
     alone = machine().plan_cost("disaggregated", block_size=BLOCK, lengths=[100, 300])
     assert alone.per_slot_length == 0
     empty = CostModel(target=RoleFit(), draft=RoleFit())
+    with pytest.raises(CalibrationError, match="take no time at all"):
+        predict(plan(), empty, block_size=BLOCK)
     assert empty.plan_cost("colocated", block_size=8, lengths=[9]).per_slot == 3000
+
+
+@pytest.mark.parametrize("slot_s", [1e-9, 1e-15, 0.0])
+def test_micro_batches_whose_launches_take_most_are_balanced_too(slot_s):
+    launches = RoleFit(coefficients=Coefficients(constant_s=0.02, slot_s=slot_s))
+    cost = machine(target=launches, draft=launches)
+    for balance in (
+        cost.target_cost(),
+        cost.plan_cost("colocated", block_size=BLOCK, lengths=[100]),
+    ):
+        assert balance.per_micro_batch > 10**5 * balance.per_slot
+        assert balance.per_slot_length == 0
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="finite"):
+        Coefficients(slot_s=float("inf"))
+    with pytest.raises(ValueError, match="finite"):
+        machine(drift=float("nan"))
 
 
 def test_a_calibration_of_another_machine_or_model_is_refused():

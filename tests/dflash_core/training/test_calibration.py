@@ -17,6 +17,7 @@ from dflash_core.training import calibration
 from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.rehearsal import pace_error, tempered, trimmed_ratio
+from dflash_core.training.transfer_timing import TOKENS, fit_transfer
 
 
 @pytest.fixture
@@ -86,7 +87,26 @@ def test_a_pace_that_changes_over_seconds_makes_a_rehearsal_unsure():
     slow_then_fast = np.where(np.arange(50) < 25, 1.2, 0.8)
     assert pace_error(noise, modelled, blocks=5) == pytest.approx(0.1 / math.sqrt(50), rel=0.6)
     assert pace_error(slow_then_fast, modelled, blocks=5) > 0.05
-    assert pace_error(modelled[:1], modelled[:1], blocks=5) == 0
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_rehearsal_of_a_few_steps_says_nothing(steps):
+    ratio, error = tempered(2.0, pace_error(np.full(steps, 2.0), np.ones(steps), blocks=5))
+    assert ratio == pytest.approx(1.0, abs=1e-5)
+    assert error == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5, 8])
+def test_sending_takes_what_ranks_with_a_partner_measured(num_ranks):
+    few, many = TOKENS
+    seconds = np.full((num_ranks, 2), [0.25 + few / 1024, 0.25 + many / 1024])
+    if num_ranks % 2:
+        seconds[-1] = 0.0
+    assert fit_transfer(seconds) == pytest.approx((0.25, 1 / 1024))
+
+
+def test_one_rank_sends_to_nobody():
+    assert fit_transfer(np.zeros((1, 2))) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("ratio", [0.7, 1.0, 1.3])

@@ -7,11 +7,14 @@ import polars as pl
 import pytest
 import torch
 
-from dflash_core.training.calibration import hardware_of
+from dflash_core.training.calibration import hardware_of, versions_here
 from flows.cli import main
 from tests.dflash_core.throughput.machines import MARKS, machine
 
-HERE = MARKS.model_copy(update={"hardware": hardware_of(torch.device("cpu"))})
+HERE = MARKS.model_copy(
+    update={"hardware": hardware_of(torch.device("cpu")), "versions": versions_here()}
+)
+OLDER = HERE.model_copy(update={"versions": "torch 1.0"})
 
 
 @pytest.fixture
@@ -52,6 +55,9 @@ def test_people_read_splits_and_reasons(words, capsys, monkeypatch):
     ("marks", "more", "sentence"),
     [
         (MARKS, [], "was measured on 'two cores' and this machine is"),
+        (OLDER, [], "was measured on 'torch 1.0' and this machine is 'torch "),
+        (HERE, ["--epochs", "-3"], "--epochs is -3; give at least 1"),
+        (HERE, ["--gpus", "0"], "there are 0 ranks to divide"),
         (HERE, ["--block-size", "16"], "was measured with a block size of 8, not 16"),
         (None, [], "does not say what it was measured on"),
     ],
@@ -64,6 +70,14 @@ def test_a_calibration_of_elsewhere_is_one_sentence(tmp_path, capsys, marks, mor
 def test_a_machine_elsewhere_can_be_planned_for(tmp_path, capsys):
     assert main([*words_for(tmp_path, MARKS), "--elsewhere"]) == 0
     assert "calibrated on 2 ranks of two cores" in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_rank_cannot_know_what_ranks_cost_each_other(tmp_path, capsys):
+    alone = HERE.model_copy(update={"num_ranks": 1})
+    assert main(words_for(tmp_path, alone)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "calibrated on one rank" in shown
+    assert "4 ranks will be slower than this" in shown
 
 
 @pytest.mark.parametrize(
