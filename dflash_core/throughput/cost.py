@@ -207,9 +207,10 @@ class CostModel(FrozenModel):
     @property
     def roles(self) -> dict[Role, RoleFit]:
         """Each role that was calibrated."""
-        fits = {"prefetch": self.prefetch, "target": self.target, "read": self.read}
-        fits["draft"] = self.draft
-        return {role: fit for role, fit in fits.items() if fit is not None}
+        roles: dict[Role, RoleFit] = {"prefetch": self.prefetch, "target": self.target}
+        if self.read is not None:
+            roles["read"] = self.read
+        return roles | {"draft": self.draft}
 
     @property
     def attends_documents_only(self) -> bool:
