@@ -61,7 +61,8 @@ def run_settings(settings: Settings, *, as_json: bool = False) -> int:
 
     state = train_drafter(settings, return_state=True)
     if state.name == "Rejected":
-        _show(state.result(raise_on_failure=False).summary, settings, as_json=as_json)
+        found: Any = state.result(raise_on_failure=False)
+        _show(found.summary, settings, as_json=as_json)
         return EXIT_REJECTED
     if state.is_completed():
         _show(state.result(), settings, as_json=as_json)

@@ -1,6 +1,8 @@
 """Pilots of a real flow: short trainings decide where predictions cannot."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from tests.flows.conftest import MakeSettings
 @pytest.mark.integration
 @pytest.mark.usefixtures("prefect_server")
 def test_pilots_decide_between_strategies_that_are_predicted_alike(
-    tiny_settings: MakeSettings, tmp_path
+    tiny_settings: MakeSettings, tmp_path: Path
 ) -> None:
     file = tmp_path / "cost.json"
     settings = tiny_settings(
@@ -34,7 +36,9 @@ def test_pilots_decide_between_strategies_that_are_predicted_alike(
     unsure = machine(fingerprint=fingerprint(job), correction_error=2.0)
     file.write_text(unsure.model_dump_json())
 
-    summary = plan_batches(settings)
+    state = plan_batches(settings, return_state=True)
+    assert state.is_completed(), state.message
+    summary: Any = state.result()
 
     folder = settings.run.root / "pilots"
     for name, verdict in zip(("sorted", "bucketed"), summary.gate.verdicts, strict=True):
