@@ -210,7 +210,8 @@ class CostModel(FrozenModel):
         roles: dict[Role, RoleFit] = {"prefetch": self.prefetch, "target": self.target}
         if self.read is not None:
             roles["read"] = self.read
-        return roles | {"draft": self.draft}
+        roles["draft"] = self.draft
+        return roles
 
     @property
     def attends_documents_only(self) -> bool:
