@@ -8,7 +8,7 @@ program for a few steps, round after round with other seeds, so that the machine
 hit them all. Prediction and measurement are of the same steps of the same plan; the error is the
 median over all rounds, and `among` is what is left of it when the strategies' median error, which
 is the machine's change of pace since the calibration, is taken out. Where the intervals of two
-strategies do not overlap, their order must be right.
+strategies do not overlap, their order must be right; it exits with 1 where one is not.
 """
 
 import argparse
@@ -102,15 +102,16 @@ def main() -> None:
         train_on_this_rank(arguments.ranks)
         return
     work = arguments.work.resolve()
-    errors = []
+    errors, wrong = [], 0
     for corpus in CORPORA:
         for topology in TOPOLOGIES:
             if arguments.only in (None, f"{corpus}/{topology}"):
                 job = make_job(corpus, topology, work, arguments.steps)
                 rows = compare(job, arguments.turns, arguments.rounds)
-                show(f"{corpus}, {topology}", rows)
+                wrong += show(f"{corpus}, {topology}", rows)
                 errors += [abs(row.error) for row in rows]
     print(f"\nerror: median {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    sys.exit(bool(wrong))
 
 
 def make_job(corpus: str, topology: str, work: Path, steps: int) -> TrainingJob:
@@ -247,7 +248,8 @@ def plan_of(job: TrainingJob) -> EpochPlan:
     )
 
 
-def show(title: str, rows: list[Row]) -> None:
+def show(title: str, rows: list[Row]) -> int:
+    """Print the table; return how many pairs came in another order than was sure."""
     print(f"\n{title}")
     headings = f"{'predicted':>10}{'interval':>16}{'measured':>10}{'quartiles':>16}{'error':>8}"
     print(f"{'strategy':10}{headings}{'among':>8}")
@@ -261,10 +263,13 @@ def show(title: str, rows: list[Row]) -> None:
             f"{row.error:+8.1%}{(1 + row.error) / pace - 1:+8.1%}",
             flush=True,
         )
+    wrong = 0
     for a, b in combinations(rows, 2):
         apart = a.low > b.high or b.low > a.high
         if apart and (a.predicted > b.predicted) != (a.median > b.median):
             print(f"WRONG ORDER: {a.strategy} and {b.strategy}")
+            wrong += 1
+    return wrong
 
 
 if __name__ == "__main__":
