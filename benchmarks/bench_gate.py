@@ -70,7 +70,7 @@ def gate_all(lengths: np.ndarray) -> int:
     for report in reports:
         if report.name not in workloads:  # composition does not depend on the mixing
             workloads[report.name] = Workload.of_plan(report.plan, block_size=BLOCK_SIZE)
-        for split in splits_of(8):
+        for split in splits_of(8)[:5]:  # as the start-up run would have had them
             plan = report.plan
             if split.num_consumers != 8:
                 plan = relayout(plan, world_size=split.num_consumers)

@@ -40,13 +40,12 @@ class Option(FrozenModel):
 
 
 def splits_of(num_ranks: int, *, queue_depth: int = 2, shard_target: bool = False) -> list[Split]:
-    """Return the splits worth a look: colocated, and a majority or half of target ranks.
+    """Return every division of the ranks: colocated, and from most to fewest target ranks.
 
     Example:
         >>> [split.label for split in splits_of(8)]
-        ['8 colocated', '7+1', '6+2', '5+3', '4+4']
+        ['8 colocated', '7+1', '6+2', '5+3', '4+4', '3+5', '2+6', '1+7']
     """
-    targets = range(num_ranks - 1, max(num_ranks // 2, 1) - 1, -1) if num_ranks > 1 else ()
     return [
         Split(
             num_ranks=num_ranks,
@@ -54,7 +53,7 @@ def splits_of(num_ranks: int, *, queue_depth: int = 2, shard_target: bool = Fals
             queue_depth=queue_depth,
             shard_target=shard_target,
         )
-        for count in (0, *targets)
+        for count in (0, *range(num_ranks - 1, 0, -1))
     ]
 
 

@@ -135,28 +135,27 @@ def _best_of_splits(options: tuple[Option, ...]) -> list[Option]:
 
 def show_advice(advice: Advice) -> None:
     """Print the best budgets of every split, under each strategy."""
-    table = Table(
-        "strategy", "split", "budget", "anchors", "Ktok/s", "interval", "hours", "why", box=None
-    )
-    for column in table.columns[2:7]:
-        column.justify = "right"
+    console = Console(highlight=False)
     for strategy in advice.strategies:
-        for number, option in enumerate(_best_of_splits(strategy.options)):
+        options = _best_of_splits(strategy.options)
+        table = Table("split", "budget", "anchors", "Ktok/s", "interval", "hours", box=None)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for option in options:
             prediction = option.prediction
-            anchors = "-" if option.anchor_budget is None else f"{option.anchor_budget:,}"
             table.add_row(
-                f"{strategy.name}/{strategy.mixing}" if number == 0 else "",
                 option.split.label,
                 f"{option.token_budget:,}",
-                anchors,
+                "-" if option.anchor_budget is None else f"{option.anchor_budget:,}",
                 f"{prediction.ktok_s:.2f}",
                 f"{prediction.low:.2f}..{prediction.high:.2f}",
                 f"{prediction.device_hours:.3g}",
-                option.reason,
             )
-        table.add_section()
-    console = Console(highlight=False)
-    console.print(table)
+        console.print(f"{strategy.name}/{strategy.mixing}")
+        console.print(table)
+        for option in options:
+            console.print(f"  {option.split.label}: {option.reason}")
+        console.print()
     strategy, best = max(
         ((s, s.options[0]) for s in advice.strategies), key=lambda one: one[1].prediction.ktok_s
     )

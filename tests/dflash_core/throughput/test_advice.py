@@ -34,7 +34,7 @@ def test_a_heavy_target_gets_more_ranks_than_a_heavy_drafter():
         return next(o.split for o in options(cost) if o.split.kind == "disaggregated")
 
     assert best_split(heavy("target")).num_target_ranks > 4
-    assert best_split(heavy("draft")).num_target_ranks == 4
+    assert best_split(heavy("draft")).num_target_ranks < 4
 
 
 def test_a_budget_that_binds_nowhere_is_no_option_of_its_own():

@@ -39,7 +39,7 @@ def test_programs_read_ranked_options(words, capsys):
     options = advice["strategies"][0]["options"]
     speeds = [option["prediction"]["ktok_s"] for option in options]
     assert speeds == sorted(speeds, reverse=True)
-    assert {option["split"]["num_target_ranks"] for option in options} == {0, 2, 3}
+    assert {option["split"]["num_target_ranks"] for option in options} == {0, 1, 2, 3}
 
 
 def test_people_read_splits_and_reasons(words, capsys, monkeypatch):
