@@ -148,7 +148,8 @@ class CachedFeatures:
         # The whole micro-batch is run, so that losses are those of an online run bit for bit.
         self._online = self._online or self._load()
         features_TF = self._online.rows(batch).flatten(0, 1)
-        self._write(cache, micro_batch, batch, features_TF)
+        if micro_batch.every == 1:
+            self._write(cache, micro_batch, batch, features_TF)
         return features_TF[batch.context_index_M]
 
     def _write(

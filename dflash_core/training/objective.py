@@ -25,6 +25,8 @@ class MicroBatch:
         weight: Factor on its loss; 0 for a repeat that only fills a step.
         epoch: Epoch, from which anchors are drawn.
         heldout: Whether the indices are of the held-out store.
+        every: Only every so many-th token of each sample is there; 1 in training, more where it
+            is seen how much memory a part needs.
     """
 
     rows: Sequence[Sequence[int]]
@@ -33,6 +35,7 @@ class MicroBatch:
     weight: float
     epoch: int
     heldout: bool = False
+    every: int = 1
 
     @property
     def samples(self) -> list[int]:
@@ -114,14 +117,14 @@ class Objective(Protocol):
 
 def read_rows(micro_batch: MicroBatch, store: TokenStore) -> list[list[Sample]]:
     """Read the samples of each row, cut to the plan's longest length."""
-    most = micro_batch.max_length
-    return [[_cut(store[index], most) for index in row] for row in micro_batch.rows]
+    kept = slice(None, micro_batch.max_length, micro_batch.every)
+    return [[_cut(store[index], kept) for index in row] for row in micro_batch.rows]
 
 
-def _cut(sample: Sample, most: int) -> Sample:
-    if len(sample.input_ids) <= most:
+def _cut(sample: Sample, kept: slice) -> Sample:
+    if kept.step == 1 and len(sample.input_ids) <= kept.stop:
         return sample
-    return replace(sample, input_ids=sample.input_ids[:most], loss_mask=sample.loss_mask[:most])
+    return replace(sample, input_ids=sample.input_ids[kept], loss_mask=sample.loss_mask[kept])
 
 
 def autocast(device: torch.device, precision: str) -> Any:

@@ -126,14 +126,14 @@ class Trainer:
         Raises:
             TrainingError: One needs more memory than there is.
         """
-        run = consumer_run(
+        with consumer_run(
             self._objective,
             pipeline.features_of,
             self._gradients,
             self._optimizer,
             self._ranks.device,
-        )
-        report = preflight(self._epochs, run, self._ranks, cache_bytes=cache_bytes)
+        ) as run:
+            report = preflight(self._epochs, run, self._ranks, cache_bytes=cache_bytes)
         if self._ranks.is_first:
             file = self._job.run_dir / MEMORY_NAME
             atomic_write(file, report.model_dump_json(indent=1) + "\n")

@@ -6,9 +6,9 @@ import torch
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import TrainingError
 from dflash_core.throughput import worst_micro_batches
-from dflash_core.training import preflight as module
+from dflash_core.training import guard
 from dflash_core.training.epochs import Epochs
-from dflash_core.training.memory import memory_limit_bytes, used_memory_bytes
+from dflash_core.training.memory import used_memory_bytes
 from dflash_core.training.preflight import MemoryReport, preflight
 from dflash_core.training.program import run_job
 from dflash_core.training.ranks import join_ranks
@@ -60,40 +60,26 @@ def test_training_learns_the_same_with_and_without_it(make_job):
     assert found[True] == found[False]
 
 
-def test_what_would_not_fit_is_refused_with_the_budget_that_does(make_job, monkeypatch):
-    job = make_job()
-    epochs = Epochs(job, TokenStore.open(job.store), None)
-    monkeypatch.setattr(module, "memory_limit_bytes", lambda *_, **__: 10**9)
-    monkeypatch.setattr(module, "used_memory_bytes", lambda *_: 10**8)
-    monkeypatch.setattr(module, "peak_memory_bytes", lambda *_: 5 * 10**8)  # of a quarter
-    words = r"needs about .* set batching\.token_budget to"
-    with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match=words):
-        preflight(epochs, lambda batch: None, ranks)
-
-
 def test_models_that_leave_no_memory_at_all_are_told_so(make_job, monkeypatch):
     job = make_job()
     epochs = Epochs(job, TokenStore.open(job.store), None)
-    monkeypatch.setattr(module, "memory_limit_bytes", lambda *_, **__: used_memory_bytes(CPU) // 2)
+    monkeypatch.setattr(guard, "memory_limit_bytes", lambda *_, **__: used_memory_bytes(CPU) // 2)
     words = r"before the micro-batch of .* run fewer ranks"
     with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match=words):
         preflight(epochs, lambda batch: None, ranks)
 
 
-def test_a_gpu_that_runs_out_is_told_in_the_same_words(make_job):
-    def run(batch):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    job = make_job()
-    epochs = Epochs(job, TokenStore.open(job.store), None)
-    with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match="largest in"):
-        preflight(epochs, run, ranks)
-
-
-def test_memory_is_shared_among_the_ranks_of_a_machine():
-    whole = memory_limit_bytes(CPU, sharing=1)
-    assert memory_limit_bytes(CPU, sharing=4) == whole // 4
-    assert 0 < used_memory_bytes(CPU) < whole
+@pytest.mark.parametrize("strategy", ["random", "packed"])
+@pytest.mark.parametrize("features", ["online", "cache"])
+def test_a_whole_run_is_tried_out_in_parts_of_real_samples(make_job, tmp_path, strategy, features):
+    cache = {"path": tmp_path / "features"}
+    job = make_job(strategy=strategy, features=features, cache=cache, max_steps=2)
+    plain = job.training.model_copy(update={"preflight": False})
+    without = job.model_copy(update={"run_dir": tmp_path / "without", "training": plain})
+    for each in (job, without):
+        with join_ranks(each.training) as ranks:
+            run_job(each, ranks)
+    assert losses(job) == losses(without)
 
 
 def test_target_and_drafter_ranks_fly_together(make_job):
