@@ -21,5 +21,5 @@ def calibrate(settings: Settings) -> CostModel:
     name = str(flow_run.name or "calibrate")
     with open_run_folder(settings.run, default_name=name) as folder:
         corpus = prepare_corpus(settings, folder)
-        job = training_job(settings, corpus.train, folder)
+        job = training_job(settings, corpus, folder)
         return measuring.calibrate(job, folder)

@@ -47,7 +47,7 @@ def choose_strategy(
     corpus = prepare_corpus(settings, folder)
     profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
     edges = fit_edges(settings, profile)
-    job = training_job(settings, corpus.train, folder)
+    job = training_job(settings, corpus, folder)
     cost = calibrate(job, folder, given=settings.run.calibration)
     strategies = compare(settings, corpus.train, cost)
     result = gate(settings, strategies)
@@ -57,7 +57,7 @@ def choose_strategy(
             facts = strategies[index]
             short = training_job(
                 settings,
-                corpus.train,
+                corpus,
                 folder,
                 strategy=facts.name,
                 mixing=facts.mixing,

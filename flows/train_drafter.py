@@ -61,7 +61,7 @@ def _train(
     chosen = summary.strategies[summary.gate.chosen]
     job = training_job(
         settings,
-        corpus.train,
+        corpus,
         folder,
         strategy=chosen.name,
         mixing=chosen.mixing,

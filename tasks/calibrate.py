@@ -46,12 +46,14 @@ def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None)
 
 def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:
     run_dir = folder.path / "calibration"
-    job_file = atomic_write(run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
+    here = job.model_copy(update={"run_dir": run_dir})
+    job_file = atomic_write(run_dir / "job.json", here.model_dump_json(indent=1) + "\n")
     run_torchrun(
         "dflash_core.training.calibration",
         ["--config", str(job_file), "--out", str(file)],
         num_ranks=job.training.topology.num_ranks,
         run_dir=run_dir,
+        what="calibration",
         threads_per_rank=job.training.threads_per_rank,
         config=folder.config,
         machines=folder.machines,

@@ -5,6 +5,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.draft import draft_spec
+from dflash_core.errors import ConfigError
 from dflash_core.target import load_target
 from tasks.console import announce
 
@@ -18,7 +19,13 @@ def inspect_target(settings: Settings) -> str:
     Raises:
         TargetError: The folder is no target model, or its layers do not fit.
         DraftError: The drafter's settings do not fit the target.
+        ConfigError: It is not a drafter that would be trained.
     """
+    if settings.training.objective == "target":
+        raise ConfigError(
+            "training.objective is 'target', but a flow calibrates, trains and registers drafters; "
+            "set it to 'draft', or train the target with dflash-flow train"
+        )
     target = load_target(settings.target)
     draft_spec(settings.draft, target)
     parameters = sum(parameter.numel() for parameter in target.model.parameters())

@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.throughput import measured_ktok_s
-from dflash_core.training.config import TrainingJob
+from dflash_core.training.config import TrainingJob, ValidationConfig
 from tasks.console import announce, logger
 from tasks.gpu_pool import gpu_slot
 from tasks.run_folder import RunFolder
@@ -26,9 +26,14 @@ def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
     run_dir = job.run_dir.with_name(f"pilot-{job.batching.strategy}-{job.batching.mixing}")
     shutil.rmtree(run_dir, ignore_errors=True)
     # A feature cache that one pilot fills would make the next one look fast.
-    online = {"max_steps": num_steps, "resume": False, "features": "online"}
-    training = job.training.model_copy(update=online)
-    short = job.model_copy(update={"run_dir": run_dir, "training": training})
+    alone = {
+        "max_steps": num_steps,
+        "resume": False,
+        "features": "online",
+        "validation": ValidationConfig(),
+    }
+    training = job.training.model_copy(update=alone)
+    short = job.model_copy(update={"run_dir": run_dir, "training": training, "heldout_store": None})
     file = atomic_write(run_dir / "job.json", short.model_dump_json(indent=1) + "\n")
     with gpu_slot(folder.config):
         run_torchrun(

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.settings import RunConfig
-from dflash_core.config import FrozenModel
-from dflash_core.errors import Interrupted, TimeLimitError, TrainingError
+from dflash_core.errors import InputError, Interrupted, TimeLimitError, TrainingError
+from dflash_core.training.progress import RunStatus, read_status
 from tasks.launch import Launch, start, stop
 from tasks.machines import Machines
 from tasks.watching import Watch
 
-__all__ = ["RankStatus", "read_status", "run_torchrun"]
+__all__ = ["run_torchrun"]
 
 OnLine = Callable[[str], None]
 OnMetrics = Callable[[list[dict[str, Any]]], None]
@@ -32,30 +32,9 @@ DEFAULTS = RunConfig()
 POLL_S = 0.5
 LAST_LINES = 200
 FULL = "[Errno 28] No space left on device"
+INPUT_ERRORS = {error.__name__: error for error in InputError.__subclasses__()}
 FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupted)\b.*")
-
-
-class RankStatus(FrozenModel):
-    """What the ranks wrote to ``status.json``."""
-
-    state: str
-    """running, finished, interrupted or failed."""
-    step: int = 0
-    """Steps done."""
-    num_steps: int = 0
-    """Steps of the run."""
-    reason: str = ""
-    """Why it stopped, when it did not finish."""
-
-
-def read_status(run_dir: Path) -> RankStatus | None:
-    """Return what the ranks last wrote of themselves, or None before they wrote anything."""
-    file = run_dir / "status.json"
-    if not file.is_file():
-        return None
-    raw = json.loads(file.read_text())
-    return RankStatus(**{name: raw[name] for name in RankStatus.model_fields if name in raw})
 
 
 def run_torchrun(
@@ -65,6 +44,7 @@ def run_torchrun(
     num_ranks: int,
     run_dir: Path,
     threads_per_rank: int = 1,
+    what: str = "training",
     config: RunConfig = DEFAULTS,
     machines: Machines | None = None,
     on_line: OnLine | None = None,
@@ -78,6 +58,7 @@ def run_torchrun(
         num_ranks: Processes, on all machines together.
         run_dir: Folder with ``status.json`` and ``metrics.jsonl``.
         threads_per_rank: CPU threads of each process.
+        what: What is done, for the error message.
         config: Says how long it may take.
         machines: Others that take part; this one alone when not given.
         on_line: Called with each line that ranks print.
@@ -87,6 +68,7 @@ def run_torchrun(
         Interrupted: The ranks saved and stopped, on request or because a time limit was reached.
         TimeLimitError: A time limit was reached, and the ranks could not save, or other machines
             did not come.
+        InputError: What a rank was given cannot be used; the error is the rank's own.
         TrainingError: A rank failed; its own last error comes first.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -124,7 +106,7 @@ def run_torchrun(
             f"the disk of {run_dir} or of its cache is full; make room, and the same command "
             "continues"
         )
-    _judge(process.returncode, status, last)
+    _judge(process.returncode, status, last, what)
 
 
 def _follow(
@@ -140,7 +122,7 @@ def _follow(
     process.wait()
 
 
-def _too_late(reached: str, status: RankStatus | None) -> Interrupted | TimeLimitError:
+def _too_late(reached: str, status: RunStatus | None) -> Interrupted | TimeLimitError:
     """Say which limit was reached and whether the ranks could save."""
     if status is not None and status.state == "interrupted":
         return Interrupted(
@@ -154,7 +136,7 @@ def _too_late(reached: str, status: RankStatus | None) -> Interrupted | TimeLimi
     )
 
 
-def _judge(code: int, status: RankStatus | None, last: Sequence[str]) -> None:
+def _judge(code: int, status: RunStatus | None, last: Sequence[str], what: str) -> None:
     """Turn torchrun's exit, which is 1 for everything, into what the ranks said."""
     if status is not None and status.state == "interrupted":
         raise Interrupted(
@@ -163,9 +145,12 @@ def _judge(code: int, status: RankStatus | None, last: Sequence[str]) -> None:
         )
     if code == 0 and (status is None or status.state == "finished"):
         return
-    reason = status.reason if status is not None and status.state == "failed" else ""
+    failed = status if status is not None and status.state == "failed" else RunStatus(state="")
+    if failed.kind in INPUT_ERRORS:
+        raise INPUT_ERRORS[failed.kind](failed.reason)
     where = f" after step {status.step}" if status is not None and status.step else ""
-    raise TrainingError(f"training failed{where}: {reason or _root_cause(last, code)}")
+    reason = failed.reason
+    raise TrainingError(f"{what} failed{where}: {reason or _root_cause(last, code)}")
 
 
 def _root_cause(last: Sequence[str], code: int) -> str:

@@ -8,11 +8,12 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.corpus.build import CorpusReport
 from dflash_core.corpus.store import TokenStore
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.throughput import CostModel
 from dflash_core.training.calibrated import balanced
-from dflash_core.training.config import TrainingJob
+from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.preflight import PREFLIGHT
 from tasks.artifacts import progress_artifact
 from tasks.console import announce, logger, progress
@@ -29,7 +30,7 @@ JOB_NAME = "job.json"
 
 def training_job(
     settings: Settings,
-    store: Path,
+    corpus: CorpusReport,
     folder: RunFolder,
     *,
     strategy: str | None = None,
@@ -43,9 +44,11 @@ def training_job(
     chosen = {"strategy": strategy, "mixing": mixing}
     given = {name: value for name, value in chosen.items() if value is not None}
     batching = BatchingConfig.model_validate({**settings.batching.model_dump(), **given})
+    validates = settings.training.validation.every_steps is not None
     job = TrainingJob(
         run_dir=folder.training,
-        store=store,
+        store=corpus.train,
+        heldout_store=corpus.held_out if validates else None,
         target=settings.target,
         draft=settings.draft,
         loss=settings.loss,
@@ -53,7 +56,8 @@ def training_job(
         training=settings.training,
         init_drafter=settings.run.warm_start,
     )
-    return job if cost is None else balanced(job, cost, TokenStore.open(store).lengths)
+    check_job(job)
+    return job if cost is None else balanced(job, cost, TokenStore.open(corpus.train).lengths)
 
 
 @task(name="train", cache_policy=NO_CACHE)

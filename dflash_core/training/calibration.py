@@ -22,18 +22,18 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.batch import DraftBatch
-from dflash_core.errors import ConfigError, DFlashError
+from dflash_core.errors import ConfigError
 from dflash_core.target.loading import target_digest
 from dflash_core.throughput import CostModel, Fingerprint, Measurement, Workload, fit_role
 from dflash_core.throughput.cost import Role
 from dflash_core.training.calibration_shapes import Shape, calibration_shapes
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_objective import DraftObjective
+from dflash_core.training.entry import read_job, run_program
 from dflash_core.training.feature_cache import FeatureCache
 from dflash_core.training.features import (
     CachedFeatures,
@@ -44,7 +44,7 @@ from dflash_core.training.features import (
 )
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.optimizer import build_optimizer
-from dflash_core.training.ranks import Ranks, device_of, join_ranks
+from dflash_core.training.ranks import Ranks, device_of
 from dflash_core.training.rehearsal import colocated, pace_error, rehearse, tempered
 from dflash_core.training.sharded import load_for_ranks
 from dflash_core.training.transfer_timing import time_transfer
@@ -67,18 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="cost model, JSON")
     arguments = parser.parse_args(argv)
     try:
-        job = colocated(TrainingJob.model_validate_json(arguments.config.read_bytes()))
-        with join_ranks(job.training) as ranks:
-            model = calibrate(job, ranks)
-    except (OSError, ValidationError) as error:
-        sys.stderr.write(f"ConfigError: {arguments.config} is no training job: {error}\n")
-        return ConfigError.exit_code
-    except DFlashError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        job = colocated(read_job(arguments.config))
+    except ConfigError as error:
+        sys.stderr.write(f"ConfigError: {error}\n")
         return error.exit_code
-    if ranks.is_first:
-        atomic_write(arguments.out, model.model_dump_json(indent=1, exclude_defaults=True) + "\n")
-    return 0
+
+    def work(ranks: Ranks) -> None:
+        model = calibrate(job, ranks)
+        if ranks.is_first:
+            text = model.model_dump_json(indent=1, exclude_defaults=True)
+            atomic_write(arguments.out, text + "\n")
+
+    return run_program(job, work)
 
 
 def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:

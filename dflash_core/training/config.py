@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from dflash_core.config import FrozenModel
 from dflash_core.draft.config import DraftConfig, LossConfig
+from dflash_core.errors import ConfigError
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.planning.cost import PlanCost
 from dflash_core.target.config import TargetConfig
@@ -18,6 +19,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingJob",
     "ValidationConfig",
+    "check_job",
 ]
 
 
@@ -185,3 +187,48 @@ class TrainingJob(FrozenModel):
     """Measure that balances ranks which only run the target."""
     init_drafter: Path | None = None
     """Warm start: a drafter in z-lab layout."""
+
+
+def check_job(job: TrainingJob) -> None:
+    """Look for settings that contradict each other.
+
+    Raises:
+        ConfigError: Two do.
+    """
+    training = job.training
+    disaggregated = training.topology.kind == "disaggregated"
+    if disaggregated and training.objective == "target":
+        raise ConfigError(
+            "training.objective 'target' has no frozen target to put on ranks of its own; set "
+            "training.topology.kind to 'colocated'"
+        )
+    if disaggregated and training.features == "cache":
+        raise ConfigError(
+            "training.features 'cache' is filled and read by the rank that trains; set "
+            "training.topology.kind to 'colocated'"
+        )
+    sharded = training.topology.shard_target
+    if sharded and (training.features == "cache" or training.objective == "target"):
+        raise ConfigError(
+            "training.topology.shard_target spreads a target that runs equally often on all its "
+            f"ranks, which features '{training.features}' with objective '{training.objective}' "
+            "does not; leave it out (training.topology.shard_trained spreads what is trained), or "
+            "set training.features to 'online' and training.objective to 'draft'"
+        )
+    if sharded and job.draft.initial_weights == "target":
+        raise ConfigError(
+            "draft.initial_weights 'target' copies whole layers, which training.topology."
+            "shard_target spreads over ranks; set draft.initial_weights to 'random'"
+        )
+    if training.validation.every_steps is not None and job.heldout_store is None:
+        raise ConfigError(
+            f"training.validation.every_steps is {training.validation.every_steps} but there are "
+            "no held-out samples; give --held-out, or set heldout_store in the job"
+        )
+    accept = training.validation.accept_every_steps
+    if accept is not None and (disaggregated or sharded or training.objective == "target"):
+        raise ConfigError(
+            f"training.validation.accept_every_steps is {accept}, but decoding needs drafter and "
+            "whole target on one rank; set training.topology.kind to 'colocated' without "
+            "shard_target and training.objective to 'draft', or leave it out"
+        )

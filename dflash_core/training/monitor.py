@@ -290,10 +290,16 @@ class MetricsFile:
 
 
 def write_status(
-    run_dir: Path, state: str, *, step: int = 0, num_steps: int = 0, reason: str = ""
+    run_dir: Path,
+    state: str,
+    *,
+    step: int = 0,
+    num_steps: int = 0,
+    reason: str = "",
+    kind: str = "",
 ) -> None:
-    """Write ``status.json``: running, finished, interrupted or failed, and why."""
-    status = {"state": state, "step": step, "num_steps": num_steps, "reason": reason}
+    """Write ``status.json``: running, finished, interrupted or failed, why, and by what error."""
+    status = {"state": state, "step": step, "num_steps": num_steps, "reason": reason, "kind": kind}
     try:
         atomic_write(run_dir / STATUS_NAME, json.dumps(status) + "\n")
     except OSError as error:

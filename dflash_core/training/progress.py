@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from dflash_core.config import FrozenModel
 from dflash_core.errors import ArtifactError
 
-__all__ = ["RunLog", "RunStatus", "find_run"]
+__all__ = ["RunLog", "RunStatus", "find_run", "read_status"]
 
 METRICS_NAME = "metrics.jsonl"
 STATUS_NAME = "status.json"
@@ -30,6 +30,8 @@ class RunStatus(FrozenModel):
     """Steps of the run."""
     reason: str = ""
     """Why it stopped, when it did not finish."""
+    kind: str = ""
+    """Class of the error that it failed with."""
 
 
 class RunLog:
@@ -53,7 +55,7 @@ class RunLog:
 
     def refresh(self) -> None:
         """Read new complete lines; a file that a resumed run wrote anew is read from its start."""
-        self.status = _read_status(self.folder / STATUS_NAME)
+        self.status = read_status(self.folder)
         try:
             stream = self._file.open("rb")
         except FileNotFoundError:
@@ -111,7 +113,13 @@ def find_run(path: Path) -> Path:
     )
 
 
-def _read_status(file: Path) -> RunStatus | None:
+def read_status(folder: Path) -> RunStatus | None:
+    """Return what the ranks last wrote of themselves, or None before they wrote anything.
+
+    Raises:
+        ArtifactError: The file is damaged.
+    """
+    file = folder / STATUS_NAME
     try:
         raw = json.loads(file.read_bytes())
         return RunStatus.model_validate({k: raw[k] for k in RunStatus.model_fields if k in raw})

@@ -22,9 +22,10 @@ from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError, Interrupted
 from dflash_core.throughput import Accuracy, Prediction, hold_against, predict
-from dflash_core.training.config import TrainingJob
+from dflash_core.training.config import TrainingJob, check_job
+from dflash_core.training.progress import read_status
 from flows.cli import first_problem
-from tasks.torchrun import read_status, run_torchrun
+from tasks.torchrun import run_torchrun
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -68,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         TrainingError: A rank failed.
     """
     job, limits = (_read_job if arguments.config.suffix == ".json" else _make_job)(arguments)
+    check_job(job)
     job, prediction = _predicted(job, arguments.calibration)
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
     last = _train(job, limits, file, *(["--only-features"] if arguments.only_features else []))

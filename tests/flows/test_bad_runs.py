@@ -6,6 +6,7 @@ import pytest
 
 from configs.settings import RunConfig
 from dflash_core.errors import DFlashError, InputError
+from flows.cli import EXIT_INPUT
 from flows.train_drafter import train_drafter
 from tasks.run_folder import open_run_folder
 from tests.dflash_core.throughput.machines import MARKS, machine
@@ -18,6 +19,7 @@ def fail(settings: object) -> str:
     state = train_drafter(settings, return_state=True)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, InputError), state.message
+    assert error.exit_code == EXIT_INPUT
     assert "\n" not in str(error)
     return str(error)
 
@@ -63,6 +65,19 @@ def test_a_calibration_of_another_machine(tiny_settings: MakeSettings, tmp_path:
     file = tmp_path / "cost.json"
     file.write_text(machine(fingerprint=MARKS).model_dump_json())
     assert "hardware 'two cores' is not" in fail(tiny_settings(run={"calibration": file}))
+
+
+def test_what_only_the_ranks_of_a_calibration_find(
+    tiny_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Their own error comes out of torchrun; no calibration of another test has this drafter."""
+    nowhere = {"warm_start": tmp_path / "nowhere"}
+    said = fail(tiny_settings(run=nowhere, draft={"block_size": 3}))
+    assert "nowhere" in said and "failed" not in said
+
+
+def test_a_target_as_what_is_trained(tiny_settings: MakeSettings) -> None:
+    assert "a flow calibrates, trains" in fail(tiny_settings(training={"objective": "target"}))
 
 
 def test_an_anchor_budget_that_no_sample_fits(tiny_settings: MakeSettings) -> None:

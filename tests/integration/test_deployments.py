@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from configs.settings import RunConfig, Settings, load_settings
-from tasks.torchrun import read_status
+from dflash_core.training.progress import read_status
 from tests.flows.conftest import MakeSettings
 from tests.integration.places import (
     ROOT,

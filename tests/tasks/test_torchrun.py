@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dflash_core.errors import TrainingError
-from tasks.torchrun import read_status, run_torchrun
+from dflash_core.training.progress import read_status
+from tasks.torchrun import run_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests.tasks.toy_rank"

@@ -18,6 +18,8 @@ from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.rehearsal import pace_error, tempered, trimmed_ratio
 from dflash_core.training.transfer_timing import TOKENS, fit_transfer
+from tests.dflash_core.throughput.machines import machine
+from tests.dflash_core.training.conftest import status, write_job
 
 
 @pytest.fixture
@@ -199,6 +201,15 @@ def test_a_file_that_is_no_job_is_one_sentence(tmp_path, capsys):
     assert calibration.main(["--config", str(file), "--out", str(tmp_path / "o.json")]) == 2
     assert "is no training job" in capsys.readouterr().err
     assert not (tmp_path / "o.json").exists()
+
+
+def test_a_cost_model_that_cannot_be_written_is_no_wrong_job(make_job, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "calibrate", lambda job, ranks: machine())
+    (tmp_path / "file").write_text("")
+    job, out = make_job(), tmp_path / "file" / "cost.json"
+    assert calibration.main(["--config", str(write_job(job)), "--out", str(out)]) == 1
+    assert "FileExistsError" in str(status(job)["reason"])
+    assert "no training job" not in str(status(job)["reason"])
 
 
 def test_an_empty_grid_is_refused_before_anything_is_timed(make_job):

@@ -125,10 +125,10 @@ def test_every_stage_is_timed_and_the_bottleneck_is_one_of_them(make_job: MakeJo
 def test_what_separate_ranks_cannot_do_is_refused(
     make_job: MakeJob, changes: dict, sentence: str
 ) -> None:
-    from dflash_core.training.program import _check
+    from dflash_core.training.config import check_job
 
     with pytest.raises(ConfigError, match=sentence):
-        _check(make_job(num_ranks=2, num_target_ranks=1, **changes))
+        check_job(make_job(num_ranks=2, num_target_ranks=1, **changes))
 
 
 @pytest.mark.integration

@@ -105,6 +105,25 @@ def test_a_calibration_of_another_machine_or_objective_is_refused_before_ranks_s
     assert not (tmp_path / "run").exists()
 
 
+def test_what_only_a_rank_finds_wrong_is_bad_input_too(
+    parts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    nowhere = ["--init-drafter", str(tmp_path / "nowhere")]
+    assert main([*words(parts, tmp_path / "run"), *nowhere]) == EXIT_INPUT
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("dflash-flow: ") and "nowhere" in told
+    assert "training failed" not in told
+
+
+def test_measurements_without_held_out_samples_are_refused_before_ranks_start(
+    parts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    often = ["--training.validation.every_steps", "2"]
+    assert main([*words(parts, tmp_path / "run"), *often]) == EXIT_INPUT
+    assert "no held-out samples; give --held-out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_sigterm_ends_with_the_code_for_resumable(parts: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "flows.cli", *words(parts, out), "--training.epochs", "500"]
