@@ -56,6 +56,8 @@ class RunConfig(FrozenModel):
     """A drafter in z-lab layout to start from; fresh weights when not given."""
     calibration: Path | None = None
     """Cost model of an earlier calibration to use; one of another machine or model is refused."""
+    calibrate_again: bool = False
+    """Whether to measure this machine anew even if a calibration of it is kept."""
     concurrency_limit: str | None = Field(default=None, min_length=1)
     """Global concurrency limit held while torchrun runs, so that deployments share GPUs in turn."""
     slot_wait_s: float = Field(default=86_400.0, gt=0)
@@ -75,6 +77,15 @@ class RunConfig(FrozenModel):
     """Longest wait of a machine for the others, whole seconds."""
     dask: str | None = Field(default=None, pattern=r"^(local|[a-z]+://[A-Za-z0-9.:\[\]-]+)$")
     """Address of a Dask scheduler that shares out profiling, or 'local' for processes here."""
+
+    @model_validator(mode="after")
+    def _calibrations_do_not_contradict(self) -> "RunConfig":
+        if self.calibrate_again and self.calibration is not None:
+            raise ValueError(
+                f"calibration {self.calibration} is to be used and calibrate_again asks to measure "
+                "anew; set one of run.calibration and run.calibrate_again"
+            )
+        return self
 
 
 class CompareConfig(FrozenModel):

@@ -22,4 +22,4 @@ def calibrate(settings: Settings) -> CostModel:
     with open_run_folder(settings.run, default_name=name) as folder:
         corpus = prepare_corpus(settings, folder)
         job = training_job(settings, corpus, folder)
-        return measuring.calibrate(job, folder)
+        return measuring.calibrate(job, folder).cost

@@ -10,7 +10,7 @@ from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.errors import DFlashError
 from dflash_core.reporting import RunSummary
-from dflash_core.throughput import CostModel
+from dflash_core.training.calibrated import Calibration
 from tasks.calibrate import calibrate
 from tasks.compare import compare, gate
 from tasks.pilot import pilot
@@ -41,14 +41,15 @@ def rejected(summary: RunSummary) -> State[Any]:
 
 def choose_strategy(
     settings: Settings, folder: RunFolder, run: TrackedRun, target: str
-) -> tuple[RunSummary, CorpusReport, CostModel]:
+) -> tuple[RunSummary, CorpusReport, Calibration]:
     """Prepare, profile, calibrate, compare and judge; every strategy gets a nested run."""
     run.log_params(settings.model_dump(mode="json"))
     corpus = prepare_corpus(settings, folder)
     profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
     edges = fit_edges(settings, profile)
     job = training_job(settings, corpus, folder)
-    cost = calibrate(job, folder, given=settings.run.calibration)
+    calibration = calibrate(job, folder, given=settings.run.calibration)
+    cost = calibration.cost
     strategies = compare(settings, corpus.train, cost)
     result = gate(settings, strategies)
     measured: dict[int, float] = {}
@@ -77,4 +78,4 @@ def choose_strategy(
         gate=result,
     )
     record_comparison(run, summary, corpus, profile)
-    return summary, corpus, cost
+    return summary, corpus, calibration

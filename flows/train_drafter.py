@@ -8,7 +8,7 @@ from prefect.runtime import flow_run
 from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
-from dflash_core.throughput import CostModel
+from dflash_core.training.calibrated import Calibration
 from flows.steps import choose_strategy, rejected
 from tasks.accuracy import hold_run
 from tasks.console import announce
@@ -36,9 +36,9 @@ def train_drafter(settings: Settings) -> RunSummary | State[Any]:
         open_run_folder(settings.run, default_name=name) as folder,
         open_tracking(settings, folder) as run,
     ):
-        summary, corpus, cost = choose_strategy(settings, folder, run, target)
+        summary, corpus, calibration = choose_strategy(settings, folder, run, target)
         if summary.gate.chosen is not None:
-            summary = _train(settings, folder, run, summary, corpus, cost)
+            summary = _train(settings, folder, run, summary, corpus, calibration)
         page = write_report(summary, folder)
         run.log_files(page)
         run.log_files(folder.path / "summary.json")
@@ -54,7 +54,7 @@ def _train(
     run: TrackedRun,
     summary: RunSummary,
     corpus: CorpusReport,
-    cost: CostModel,
+    calibration: Calibration,
 ) -> RunSummary:
     """Train the chosen strategy, measure the drafter, register it."""
     assert summary.gate.chosen is not None
@@ -65,12 +65,12 @@ def _train(
         folder,
         strategy=chosen.name,
         mixing=chosen.mixing,
-        cost=cost,
+        cost=calibration.cost,
     )
     with run.child("training", {"strategy": chosen.name, "mixing": chosen.mixing}) as training:
         training.log_params(job.model_dump(mode="json"))
         drafter = train(job, folder, training)
-        accuracy = hold_run(job, chosen, folder, training)
+        accuracy = hold_run(job, chosen, calibration, training)
         facts = training_facts(job, chosen, accuracy)
         training.log_metrics(
             {

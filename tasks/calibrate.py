@@ -6,12 +6,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import atomic_write
-from dflash_core.throughput import CostModel, learn_drift
-from dflash_core.training.calibrated import read_cost_model
+from dflash_core.training.calibrated import Calibration, read_calibration
 from dflash_core.training.calibration import fingerprint
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.machine_history import history_file, read_ratios
-from tasks.console import announce, logger
+from tasks.console import announce, logger, warn
 from tasks.gpu_pool import gpu_slot
 from tasks.keys import alone, cached_path
 from tasks.run_folder import RunFolder
@@ -21,27 +19,31 @@ __all__ = ["calibrate"]
 
 
 @task(name="calibrate", cache_policy=NO_CACHE)
-def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None) -> CostModel:
-    """Time target and drafter with all ranks busy; reused while machine, models and code match."""
+def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None) -> Calibration:
+    """Time target and drafter with all ranks busy; reused while machine, models and code match.
+
+    With ``run.calibrate_again`` what was measured before is not reused.
+    """
     marks = fingerprint(job)
     shapes = [job.batching.token_budget, job.batching.anchors.model_dump()]
     file = given or cached_path(folder, "calibration", marks.model_dump(), shapes)
     with alone(folder, file.name):
-        reused = given is not None or file.is_file()
+        known = file.is_file() and not folder.config.calibrate_again
+        reused = given is not None or known
         if not reused:
             with gpu_slot(folder.config):
                 _measure(job, file, folder)
-    model = read_cost_model(file)
-    model.require(marks)
-    learnt = learn_drift(read_ratios(history_file(folder.cache, marks)))
+    found = read_calibration(file)
+    found.cost.require(marks)
     announce(
-        f"calibration: held-out error {model.relative_error:.1%}{' (reused)' if reused else ''}"
+        f"calibration: held-out error {found.cost.relative_error:.1%}"
+        f"{' (reused)' if reused else ''}"
     )
-    if learnt.warning:
-        announce(f"  {learnt.warning}")
-    for terms in model.inseparable:
+    if found.learnt.warning:
+        warn(found.learnt.warning)
+    for terms in found.cost.inseparable:
         announce(f"  the measured shapes cannot tell apart {terms}")
-    return model.model_copy(update={"drift": learnt.drift})
+    return found
 
 
 def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:

@@ -13,6 +13,7 @@ from dflash_core.reporting.summary import (
 from dflash_core.reporting.tables import (
     Table,
     acceptance_table,
+    accuracy_table,
     headline,
     markdown,
     strategy_table,
@@ -26,6 +27,7 @@ __all__ = [
     "Table",
     "TrainingFacts",
     "acceptance_table",
+    "accuracy_table",
     "headline",
     "length_bars",
     "length_figure",

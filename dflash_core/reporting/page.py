@@ -70,7 +70,7 @@ def render_page(summary: RunSummary) -> str:
     if summary.training is not None:
         parts += [
             "<h2>Training</h2>",
-            _table(accuracy_table(summary)) if summary.training.accuracy else "",
+            _table(accuracy_table(summary.training.accuracy)) if summary.training.accuracy else "",
             _figure(
                 training_figure(summary.training),
                 "Loss and the acceptance length that teacher forcing promises, smoothed.",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dflash_core.reporting.summary import RunSummary
+from dflash_core.throughput.accuracy import Accuracy
 
 __all__ = [
     "Table",
@@ -60,14 +61,12 @@ def strategy_table(summary: RunSummary) -> Table:
     return Table(headings, tuple(rows))
 
 
-def accuracy_table(summary: RunSummary) -> Table:
+def accuracy_table(accuracy: Accuracy) -> Table:
     """Return measured and predicted throughput and busy shares of each epoch."""
-    accuracy = None if summary.training is None else summary.training.accuracy
-    stages = STAGES if accuracy is not None else ()
     headings = ("epoch", "Ktok/s measured", "predicted", "error", "in interval")
-    headings += tuple(f"{stage} busy, measured (predicted)" for stage in stages)
+    headings += tuple(f"{stage} busy, measured (predicted)" for stage in STAGES)
     rows = []
-    for epoch in () if accuracy is None else accuracy.epochs:
+    for epoch in accuracy.epochs:
         cells = [
             f"{epoch.epoch + 1}",
             f"{epoch.measured_ktok_s:.2f}",
@@ -75,7 +74,7 @@ def accuracy_table(summary: RunSummary) -> Table:
             f"{epoch.error:+.1%}",
             "yes" if epoch.inside else "no",
         ]
-        for stage in stages:
+        for stage in STAGES:
             measured = epoch.measured_busy.get(stage, 0.0)
             cells.append(f"{measured:.0%} ({epoch.predicted_busy.get(stage, 0.0):.0%})")
         rows.append(tuple(cells))

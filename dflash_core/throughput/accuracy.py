@@ -72,7 +72,7 @@ class Drift(FrozenModel):
     drift: float
     """Share by which a next run may stray from its prediction."""
     bias: float
-    """Median of measured / predicted - 1."""
+    """Median of measured / predicted - 1 of the last three runs."""
     warning: str = ""
     """Why the calibration should be made again; empty while it holds."""
 
@@ -153,24 +153,27 @@ def _predicted_ktok_s(lines: Sequence[Mapping[str, Any]], prediction: Prediction
     )
 
 
-def learn_drift(ratios: Sequence[float]) -> Drift:
+def learn_drift(ratios: Sequence[float], *, prior: float = PRIOR_DRIFT) -> Drift:
     """Return how far runs on a machine stray from their predictions.
 
-    Until there are runs, `PRIOR_DRIFT` stands in for two of them. When at least three recent runs
-    lie off by more than a tenth to the same side, the machine is no longer the calibrated one.
+    When the last three runs all lie off by more than a tenth to the same side, the machine is no
+    longer the calibrated one.
 
     Args:
-        ratios: Measured / predicted throughput of past runs, oldest first.
+        ratios: Measured / predicted throughput of past runs, oldest first, all positive.
+        prior: Stands in for two runs.
     """
     logs = np.log(np.asarray(ratios, dtype=np.float64))[-RECENT_RUNS:]
-    squares = PRIOR_RUNS * PRIOR_DRIFT**2 + float((logs**2).sum())
+    squares = PRIOR_RUNS * prior**2 + float((logs**2).sum())
     drift = math.sqrt(squares / (PRIOR_RUNS + logs.size))
-    bias = float(np.expm1(np.median(logs))) if logs.size else 0.0
+    last = np.expm1(logs[-DRIFT_RUNS:])
+    bias = float(np.median(last)) if last.size else 0.0
     warning = ""
-    if logs.size >= DRIFT_RUNS and abs(bias) > DRIFT_LIMIT:
+    if last.size == DRIFT_RUNS and ((last < -DRIFT_LIMIT).all() or (last > DRIFT_LIMIT).all()):
         side = "slower" if bias < 0 else "faster"
         warning = (
-            f"the last {logs.size} runs were {abs(bias):.0%} {side} than predicted; calibrate this "
-            "machine again"
+            f"the last {DRIFT_RUNS} runs were {abs(bias):.0%} {side} than predicted; calibrate "
+            "this machine again with dflash-flow calibrate --again (and --out FILE where runs are "
+            "given one), or set run.calibrate_again"
         )
     return Drift(num_runs=int(logs.size), drift=drift, bias=bias, warning=warning)

@@ -11,6 +11,7 @@ from dflash_core.config import FrozenModel
 from dflash_core.errors import CalibrationError, ConfigError
 from dflash_core.planning import BatchingConfig, StrategyReport
 from dflash_core.throughput import CostModel, Option, advise
+from dflash_core.training.calibrated import Calibration, read_calibration
 
 __all__ = ["Advice", "advise_all", "show_advice"]
 
@@ -35,6 +36,8 @@ class Advice(FrozenModel):
     """Where the calibration comes from, in words."""
     caution: str = ""
     """What the calibration cannot know of the ranks that are divided; empty when it can."""
+    warning: str = ""
+    """Why the calibration should be made again; empty while it holds."""
     strategies: tuple[StrategyAdvice, ...]
     """In the order of the comparison."""
 
@@ -49,7 +52,8 @@ def advise_all(
     """Rank splits and budgets under every strategy of the comparison."""
     if arguments.epochs < 1:
         raise ConfigError(f"--epochs is {arguments.epochs}; give at least 1")
-    cost, where, block_size = _calibration(arguments)
+    calibration, where, block_size = _calibration(arguments)
+    cost = calibration.cost
     if supervised is None:
         raise CalibrationError(
             f"{arguments.data} has lengths without supervised tokens, which the drafter's cost "
@@ -78,6 +82,7 @@ def advise_all(
         num_ranks=arguments.gpus,
         measured_on=where,
         caution=_caution(cost, arguments.gpus),
+        warning=calibration.learnt.warning,
         strategies=tuple(found),
     )
 
@@ -92,20 +97,19 @@ def _caution(cost: CostModel, num_ranks: int) -> str:
     )
 
 
-def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
+def _calibration(arguments: argparse.Namespace) -> tuple[Calibration, str, int]:
     """Return the calibration, where it was measured, and the drafter's block size.
 
     Raises:
         CalibrationError: It was measured on another machine or for another drafter.
     """
-    from dflash_core.training.calibrated import read_cost_model
     from dflash_core.training.calibration import hardware_of, versions_here
     from dflash_core.training.config import TrainingConfig
     from dflash_core.training.ranks import device_of
 
     file: Path = arguments.calibration
-    cost = read_cost_model(file)
-    marks = cost.fingerprint
+    calibration = read_calibration(file)
+    marks = calibration.cost.fingerprint
     if marks is None:
         raise CalibrationError(
             f"{file} does not say what it was measured on; make one with dflash-flow calibrate "
@@ -123,7 +127,7 @@ def _calibration(arguments: argparse.Namespace) -> tuple[CostModel, str, int]:
             f"{file} was measured with a block size of {marks.block_size}, not "
             f"{arguments.block_size}; calibrate for that drafter, or leave --block-size out"
         )
-    return cost, f"{marks.num_ranks} ranks of {marks.hardware}", marks.block_size
+    return calibration, f"{marks.num_ranks} ranks of {marks.hardware}", marks.block_size
 
 
 def _best_of_splits(options: tuple[Option, ...]) -> list[Option]:
@@ -167,5 +171,5 @@ def show_advice(advice: Advice) -> None:
         f"calibrated on {advice.measured_on}, predicted for {advice.num_ranks} ranks; hours are of "
         "all devices together"
     )
-    if advice.caution:
-        console.print(advice.caution)
+    for sentence in filter(None, (advice.caution, advice.warning)):
+        console.print(sentence)

@@ -21,6 +21,9 @@ TAKES_SETTINGS = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.toml")
+    parser.add_argument(
+        "--again", action="store_true", help="measure anew even if a calibration is kept"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model there")
     parser.add_argument("--json", action="store_true", help="print the cost model as JSON")
 
@@ -28,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the flow and print the cost model."""
     settings = load_settings(arguments.config, arguments.overrides)
+    if arguments.again:
+        run = settings.run.model_copy(update={"calibrate_again": True})
+        settings = settings.model_copy(update={"run": run})
     prepare_console()
     from flows.calibrate import calibrate
 

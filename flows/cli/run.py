@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -14,11 +14,15 @@ from configs.settings import Settings, load_settings
 from dflash_core.errors import DFlashError
 from flows.cli import EXIT_FAILED, EXIT_REJECTED
 
+if TYPE_CHECKING:
+    from dflash_core.reporting import Table
+
 __all__ = [
     "TAKES_SETTINGS",
     "add_arguments",
     "explain",
     "prepare_console",
+    "print_table",
     "run",
     "run_settings",
 ]
@@ -90,18 +94,23 @@ def explain(state: Any) -> int:
     return EXIT_FAILED
 
 
+def print_table(table: "Table") -> Console:
+    """Print a table of a run on standard output and return the console."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    shown = RichTable(*table.headings, box=None)
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)
+    return console
+
+
 def _show(summary: Any, settings: Settings, *, as_json: bool) -> None:
     from dflash_core.reporting import headline, strategy_table
 
     if as_json:
         sys.stdout.write(summary.model_dump_json() + "\n")
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    table = strategy_table(summary)
-    shown = RichTable(*table.headings, box=None)
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown)
+    console = print_table(strategy_table(summary))
     for name, value in headline(summary):
         console.print(f"{name:>12}  {value}")
     root = settings.run.root.resolve()

@@ -21,17 +21,17 @@ from configs.settings import RunConfig, load_settings
 from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError, Interrupted
-from dflash_core.throughput import Accuracy, Prediction, hold_against, predict
+from dflash_core.throughput import Accuracy, CostModel, Prediction, predict
+from dflash_core.training.calibrated import Calibration, balanced, hold_job, read_calibration
 from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.progress import read_status
 from flows.cli import first_problem
+from flows.cli.run import print_table
 from tasks.torchrun import run_torchrun
 
-__all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
+__all__ = ["TAKES_SETTINGS", "add_arguments", "held", "run"]
 
 TAKES_SETTINGS = True
-
-METRICS_NAME = "metrics.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     job, limits = (_read_job if arguments.config.suffix == ".json" else _make_job)(arguments)
     check_job(job)
-    job, prediction = _predicted(job, arguments.calibration)
+    calibration = prediction = accuracy = None
+    if arguments.calibration is not None:
+        calibration = _calibration(job, arguments.calibration)
+        job, prediction = _predicted(job, calibration.cost)
     file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
     last = _train(job, limits, file, *(["--only-features"] if arguments.only_features else []))
     if arguments.only_features:
@@ -78,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write((json.dumps(found) if arguments.json else found["features"]) + "\n")
         return 0
     model = job.run_dir / ("drafter" if job.training.objective == "draft" else "target")
-    accuracy = None if prediction is None else _accuracy(job, prediction)
+    if calibration is not None and prediction is not None:
+        accuracy = hold_job(job, prediction, calibration, on_warning=_warn)
     if arguments.json:
         found = {"run": str(job.run_dir), "model": str(model), "last_step": last}
         if accuracy is not None:
@@ -88,33 +92,46 @@ def run(arguments: argparse.Namespace) -> int:
     loss = last.get("loss")
     told = f"loss {loss:.3f} after {last['step']:,} steps" if loss is not None else "trained"
     if accuracy is not None:
-        told += (
-            f", {accuracy.measured_ktok_s:.2f} Ktok/s measured, {accuracy.predicted_ktok_s:.2f} "
-            f"predicted ({accuracy.error:+.1%})"
-        )
+        told += held(accuracy)
     Console(highlight=False).print(f"{told}\n{model}", soft_wrap=True)
     return 0
 
 
-def _predicted(job: TrainingJob, file: Path | None) -> tuple[TrainingJob, Prediction | None]:
-    """Return the job, balanced by a calibration, and what that says of the run.
+def held(accuracy: Accuracy) -> str:
+    """Show each epoch and stage against the prediction; return the whole in words."""
+    from dflash_core.reporting import accuracy_table
+
+    print_table(accuracy_table(accuracy))
+    return (
+        f", {accuracy.measured_ktok_s:.2f} Ktok/s measured, {accuracy.predicted_ktok_s:.2f} "
+        f"predicted ({accuracy.error:+.1%})"
+    )
+
+
+def _calibration(job: TrainingJob, file: Path) -> Calibration:
+    """Return a calibration with what runs taught since.
 
     Raises:
-        CalibrationError: The calibration is of another machine or model.
+        CalibrationError: It is of another machine or model.
     """
-    if file is None:
-        return job, None
-    from dflash_core.training.calibrated import balanced, read_cost_model
     from dflash_core.training.calibration import fingerprint
-    from dflash_core.training.epochs import Epochs
 
     if job.training.objective == "target":
         raise ConfigError(
             "--calibration knows what a drafter costs, and training.objective is 'target'; leave "
             "it out"
         )
-    cost = read_cost_model(file)
-    cost.require(fingerprint(job))
+    found = read_calibration(file)
+    found.cost.require(fingerprint(job))
+    if found.learnt.warning:
+        _warn(found.learnt.warning)
+    return found
+
+
+def _predicted(job: TrainingJob, cost: CostModel) -> tuple[TrainingJob, Prediction]:
+    """Return the job, balanced by a calibration, and what that says of the run."""
+    from dflash_core.training.epochs import Epochs
+
     store = TokenStore.open(job.store)
     job = balanced(job, cost, store.lengths)
     prediction = predict(
@@ -134,9 +151,8 @@ def _predicted(job: TrainingJob, file: Path | None) -> tuple[TrainingJob, Predic
     return job, prediction
 
 
-def _accuracy(job: TrainingJob, prediction: Prediction) -> Accuracy:
-    lines = (job.run_dir / METRICS_NAME).read_text().splitlines()
-    return hold_against([json.loads(line) for line in lines], prediction)
+def _warn(text: str) -> None:
+    Console(stderr=True, highlight=False).print(f"warning: {text}", soft_wrap=True)
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[TrainingJob, RunConfig]:

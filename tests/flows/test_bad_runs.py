@@ -80,6 +80,11 @@ def test_a_target_as_what_is_trained(tiny_settings: MakeSettings) -> None:
     assert "a flow calibrates, trains" in fail(tiny_settings(training={"objective": "target"}))
 
 
+def test_a_given_calibration_and_one_to_be_made_contradict(tiny_settings: MakeSettings) -> None:
+    with pytest.raises(ValueError, match=r"set one of run\.calibration and run\.calibrate_again"):
+        tiny_settings(run={"calibration": "cost.json", "calibrate_again": True})
+
+
 def test_an_anchor_budget_that_no_sample_fits(tiny_settings: MakeSettings) -> None:
     assert "anchor" in fail(tiny_settings(batching={"anchor_budget": 1}))
 

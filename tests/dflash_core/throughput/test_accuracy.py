@@ -68,5 +68,17 @@ def test_a_machine_that_keeps_straying_to_one_side_is_reported():
     assert "faster" in learn_drift([1.3, 1.2, 1.25]).warning
 
 
+def test_the_last_three_runs_decide_whether_to_calibrate_again():
+    assert "30% slower than predicted" in learn_drift([1.0] * 10 + [0.7] * 3).warning
+    assert learn_drift([0.8] * 10 + [1.0] * 3).warning == ""
+    assert learn_drift([0.8, 0.8, 0.95]).warning == ""
+    assert "--again" in learn_drift([0.8] * 3).warning
+
+
+def test_a_calibration_that_was_unsure_stays_so_until_runs_say_otherwise():
+    assert learn_drift([], prior=0.4).drift == pytest.approx(0.4)
+    assert learn_drift([1.0] * 20, prior=0.4).drift < 0.15
+
+
 def test_only_recent_runs_count():
     assert learn_drift([0.5] * 50 + [1.0] * 20).drift < 0.05

@@ -1,29 +1,106 @@
+import json
+import multiprocessing
+
 import pytest
 
 from dflash_core.errors import ArtifactError
-from dflash_core.training.machine_history import history_file, read_ratios, remember_ratio
-from tests.dflash_core.throughput.machines import MARKS
+from dflash_core.training.calibrated import read_calibration
+from dflash_core.training.machine_history import (
+    PastRun,
+    costs_digest,
+    history_file,
+    ratios_under,
+    read_runs,
+    remember_run,
+)
+from tests.dflash_core.throughput.machines import machine
+
+COST = machine()
 
 
-def test_runs_are_remembered_in_order_by_machine_and_model(tmp_path):
-    file = history_file(tmp_path, MARKS)
-    other = history_file(tmp_path, MARKS.model_copy(update={"hardware": "a GPU"}))
-    assert read_ratios(file) == []
-    for ratio in (1.0, 0.9):
-        remember_ratio(file, ratio)
-    assert read_ratios(file) == [1.0, 0.9]
-    assert read_ratios(other) == []
+def past(run="a", measured=2.0, predicted=2.0, cost=COST) -> PastRun:
+    return PastRun(
+        run=run,
+        calibration=costs_digest(cost),
+        measured_ktok_s=measured,
+        predicted_ktok_s=predicted,
+    )
 
 
-def test_only_the_newest_runs_are_kept(tmp_path):
-    file = history_file(tmp_path, MARKS)
-    for ratio in range(1, 105):
-        remember_ratio(file, float(ratio))
-    assert read_ratios(file)[0] == 5.0
+@pytest.fixture
+def calibration(tmp_path):
+    file = tmp_path / "cost.json"
+    file.write_text(COST.model_dump_json())
+    return file
 
 
-def test_a_damaged_history_is_named(tmp_path):
-    file = tmp_path / "machine.json"
-    file.write_text("[]")
-    with pytest.raises(ArtifactError, match="is no history of a machine; remove it"):
-        read_ratios(file)
+def test_runs_are_remembered_in_order_beside_their_calibration(calibration):
+    file = history_file(calibration)
+    assert read_runs(file) == []
+    for run in (past("a", 2.0), past("b", 1.8)):
+        remember_run(file, run)
+    assert file.parent == calibration.parent
+    assert ratios_under(COST, read_runs(file)) == [1.0, 0.9]
+
+
+def test_a_run_counts_once_and_as_it_ended(calibration):
+    file = history_file(calibration)
+    for run in (past("a", 2.0), past("b", 1.8), past("b", 1.8), past("a", 2.2)):
+        remember_run(file, run)
+    assert ratios_under(COST, read_runs(file)) == pytest.approx([0.9, 1.1])
+
+
+def test_a_calibration_made_again_begins_with_no_runs(calibration):
+    file = history_file(calibration)
+    for number in range(10):
+        remember_run(file, past(str(number), 1.6 + number / 1e4))
+    assert "calibrate this machine again" in read_calibration(calibration).learnt.warning
+    anew = COST.model_copy(update={"step_s": 0.5})
+    calibration.write_text(anew.model_dump_json())
+    learnt = read_calibration(calibration).learnt
+    assert (learnt.num_runs, learnt.warning) == (0, "")
+    # A run that ended before and is only called again says nothing of the new calibration.
+    remember_run(file, past("9", 1.6 + 9 / 1e4, predicted=1.6, cost=anew))
+    assert read_calibration(calibration).learnt.num_runs == 0
+
+
+def test_what_runs_taught_counts_in_predictions_and_goes_with_a_copy(calibration, tmp_path):
+    for name in "ab":
+        remember_run(history_file(calibration), past(name, 1.0))
+    learnt = read_calibration(calibration).cost
+    assert learnt.drift > 0.4
+    assert costs_digest(learnt) == costs_digest(COST)
+    copy = tmp_path / "copy.json"
+    copy.write_text(learnt.model_dump_json())
+    assert read_calibration(copy).cost.drift == pytest.approx(learnt.drift)
+
+
+def _remember(file, number):
+    remember_run(file, past(str(number), 1.0 + number))
+
+
+def test_runs_that_end_at_once_are_all_remembered(calibration):
+    file = history_file(calibration)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_remember, args=(file, n)) for n in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert {run.run for run in read_runs(file)} == set("01234567")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, "Infinity", "NaN", None])
+def test_a_damaged_history_is_named(calibration, value):
+    file = history_file(calibration)
+    line = past().model_dump() | {"measured_ktok_s": value}
+    file.write_text(json.dumps(line).replace('"Infinity"', "Infinity").replace('"NaN"', "NaN"))
+    with pytest.raises(ArtifactError, match=r"is no history of a machine \(measured.*remove it"):
+        read_calibration(calibration)
+
+
+def test_a_line_cut_short_is_named(calibration):
+    file = history_file(calibration)
+    file.write_text(past().model_dump_json()[:-5])
+    with pytest.raises(ArtifactError, match="is no history of a machine"):
+        remember_run(file, past("b"))

@@ -16,9 +16,19 @@ from dflash_core.corpus.config import PrepareConfig
 from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore
+from dflash_core.throughput import Accuracy
+from dflash_core.training.calibrated import read_calibration
 from dflash_core.training.calibration import fingerprint
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.machine_history import (
+    PastRun,
+    costs_digest,
+    history_file,
+    read_runs,
+    remember_run,
+)
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
+from flows.cli.train import held
 from tests.dflash_core.throughput.machines import machine
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
@@ -77,11 +87,22 @@ def calibration(parts: Path, file: Path, **changes: object) -> list[str]:
 
 
 def test_settings_become_a_job_and_a_drafter(parts: Path, tmp_path: Path, capsys: Any) -> None:
-    more = ["--training.epochs", "2", "--json", *calibration(parts, tmp_path / "cost.json")]
+    cost = tmp_path / "cost.json"
+    more = ["--training.epochs", "2", "--json", *calibration(parts, cost)]
+    digest = costs_digest(read_calibration(cost).cost)
+    for name in "abc":
+        past = PastRun(run=name, calibration=digest, measured_ktok_s=1.0, predicted_ktok_s=2.0)
+        remember_run(history_file(cost), past)
     assert main([*words(parts, tmp_path / "run"), *more]) == 0
     captured = capsys.readouterr()
     assert "Ktok/s (" in captured.err and "device hours" in captured.err
+    assert "warning: the last 3 runs were 50% slower than predicted" in captured.err
     found = json.loads(captured.out)
+    past = read_runs(history_file(cost))[3]
+    assert past.run == found["run"]
+    assert past.measured_ktok_s == found["accuracy"]["measured_ktok_s"]
+    told = held(Accuracy.model_validate(found["accuracy"]))
+    assert "Ktok/s measured" in told and "target busy" in capsys.readouterr().out
     assert found["accuracy"]["epochs"][-1]["epoch"] == 1
     assert found["accuracy"]["measured_ktok_s"] > 0
     assert (Path(found["model"]) / "model.safetensors").is_file()
