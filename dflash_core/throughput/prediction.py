@@ -45,11 +45,13 @@ class Prediction(FrozenModel):
     starving_share: float = Field(ge=0, le=1)
     """Share of the consuming ranks' time spent waiting for input."""
     prefetch_busy: float = Field(ge=0)
-    """Share of the time in which the next micro-batch is read and laid out."""
+    """Share of their time that consuming ranks read and lay out, wherever a core is found for it;
+    busy shares are defined as training measures them, see `dflash_core.training.monitor`."""
     target_busy: float = Field(ge=0)
     """Share of their time that ranks which run the target spend on it."""
     draft_busy: float = Field(ge=0)
-    """Share of their time that ranks which run the drafter spend on it, steps included."""
+    """Share of their time that ranks which run the drafter spend on it, updates included; summing
+    gradients is waiting."""
     prefetch_queue: float = Field(ge=0)
     """Micro-batches that wait, read, for a rank that begins with them, mean over time."""
     feature_queue: float = Field(ge=0)
@@ -222,12 +224,26 @@ def _predicted(
         bottleneck=max(shares, key=lambda name: shares[name]),
         waiting_share=_share(shares["straggler"]),
         starving_share=_share(timeline.input_waited_s / (consumers * epoch_s)),
-        prefetch_busy=timeline.busy_s[0] / (targets * epoch_s),
-        target_busy=shares["target"],
-        draft_busy=shares["draft"],
+        **_busy(plan, workload, cost, topology, epoch_s),
         prefetch_queue=timeline.mean_queues[0],
         feature_queue=timeline.mean_queues[1],
     )
+
+
+def _busy(
+    plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epoch_s: float
+) -> dict[str, float]:
+    """Return the busy shares of each stage's own work."""
+    own = durations_of(workload, cost.model_copy(update={"overlaps": True}), topology)
+    used = plan.assignment[plan.assignment >= 0]
+    consumers = topology.num_consumers
+    targets = topology.num_ranks - consumers or consumers
+    update_s = cost.correction * cost.step_s * plan.num_steps
+    return {
+        "prefetch_busy": float(own.prefetch[used].sum()) / (consumers * epoch_s),
+        "target_busy": float(own.target[used].sum()) / (targets * epoch_s),
+        "draft_busy": (float(own.draft[used].sum()) / consumers + update_s) / epoch_s,
+    }
 
 
 def _joined(first: Prediction, later: Prediction, epochs: float) -> Prediction:

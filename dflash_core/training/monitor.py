@@ -19,7 +19,9 @@ Tokens: ``real_tokens``, ``token_slots``, ``supervised_tokens``, ``padding_effic
 
 Time: ``step_s``; ``target_s``, ``draft_s``, ``prefetch_s`` (summed over the ranks that do it);
 ``feature_wait_s`` (mean over drafter ranks of waiting for the next micro-batch), ``wait_s`` (mean
-over drafter ranks of waiting for the slowest of them), ``busy_shares`` (of each stage's ranks),
+over drafter ranks of waiting for the slowest of them and summing gradients), ``busy_shares`` (of
+the time of drafter ranks for ``prefetch`` and ``draft``, which includes clipping and update; of
+ranks that run the target for ``target``),
 ``queue_depths`` (mean number of micro-batches found waiting: ``prefetch`` on drafter ranks,
 ``features`` on target ranks), ``bottleneck`` (prefetch, target, draft or wait: the largest share),
 ``peak_memory_bytes`` (summed over drafter ranks).

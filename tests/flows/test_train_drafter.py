@@ -35,6 +35,13 @@ def test_accepted_run_trains_measures_registers_and_reports(tiny_settings: MakeS
     summary = state.result()
 
     assert summary.training.num_steps > 0
+    (epoch,) = summary.training.accuracy.epochs
+    measured, predicted = (
+        {stage: share / sum(shares.values()) for stage, share in shares.items()}
+        for shares in (epoch.measured_busy, epoch.predicted_busy)
+    )
+    assert predicted == pytest.approx(measured, abs=0.25)  # stages are defined alike
+    assert 0 < predicted["prefetch"] < 0.2
     assert summary.acceptance.tau >= 1
     assert summary.acceptance.exactness.num_faults == 0
     assert summary.corpus.num_regenerated > 0 and summary.corpus.num_kept > 0

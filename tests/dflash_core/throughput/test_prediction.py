@@ -82,6 +82,26 @@ def test_without_cores_to_spare_reading_adds_to_computing():
     assert shown.epoch_s - hidden.epoch_s == pytest.approx(reading, rel=0.02)
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
+@pytest.mark.parametrize(
+    "split", [Split(num_ranks=2), Split(num_ranks=3, num_target_ranks=1), Split(num_ranks=5)]
+)
+def test_busy_shares_are_each_stages_own_work_as_training_measures_it(split, overlaps):
+    found = plan(world_size=split.num_consumers)
+    cost = machine(overlaps=overlaps, reduce_s=0.5, correction=1.2)
+    prediction = predict(found, cost, block_size=BLOCK, topology=split)
+    totals = Workload.of_plan(found, block_size=BLOCK).totals
+    targets = split.num_target_ranks or split.num_consumers
+    seconds = {
+        "prefetch": float(PREFETCH.seconds(totals)) / split.num_consumers,
+        "target": float(TARGET.seconds(totals)) / targets,
+        "draft": float(DRAFT.seconds(totals)) / split.num_consumers + found.num_steps * cost.step_s,
+    }
+    for stage, work_s in seconds.items():
+        share = getattr(prediction, f"{stage}_busy")
+        assert share * prediction.epoch_s == pytest.approx(1.2 * work_s), stage
+
+
 def test_more_target_ranks_move_the_bottleneck_to_the_drafter():
     cost = machine(target=RoleFit(coefficients=Coefficients(slot_s=2e-5)))
     found = plan(world_size=1)
