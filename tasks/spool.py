@@ -63,6 +63,7 @@ class Spool:
         self._lock = threading.RLock()
         self._sent = 0
         self._ids: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
         earlier = _read_lines(self._journal)
         if self._cursor.is_file():
             state = _read_cursor(self._cursor)
@@ -125,17 +126,26 @@ class Spool:
                 self._mark.unlink(missing_ok=True)
             return True
 
+    def refusal(self, run: str) -> str | None:
+        """Return why MLflow did not take a run; None for one that it took, or may still take."""
+        return self._refused.get(run)
+
     def run_id(self, run: str, *, patience_s: float) -> str:
         """Return MLflow's id of a run, waiting for an MLflow that is away.
 
         Raises:
-            TrackingError: MLflow did not answer for that long.
+            TrackingError: MLflow did not answer for that long, or refuses the run.
         """
         deadline = time.monotonic() + patience_s
         while not self.send(now=True):
             if time.monotonic() > deadline:
                 raise _no_answer(self.client, patience_s)
             time.sleep(min(self._pause_s, LONGEST_PAUSE_S))
+        if run not in self._ids:
+            raise TrackingError(
+                f"MLflow at {shown_uri(self.client)} refused this run "
+                f"({self.refusal(run) or 'earlier'}); settle that there and run the same command again"
+            )
         return self._ids[run]
 
     def end_orphans(self) -> None:
@@ -171,6 +181,8 @@ class Spool:
         except OUTAGES as error:
             if _is_refusal(error):
                 warn(f"MLflow refuses {message['kind']}: {error}")
+                if message["kind"] == "create":
+                    self._refused[message["run"]] = _reason(error).rstrip(".")
                 return True
             if not self._pause_s:
                 warn(
@@ -221,8 +233,8 @@ class Spool:
         found = self.client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
         if found:
             return found[0].info.run_id
-        parent = message["parent"]
-        nested = {"mlflow.parentRunId": self._ids[parent]} if parent else {}
+        parent_id = self._ids.get(message["parent"])  # MLflow may have refused the parent
+        nested = {"mlflow.parentRunId": parent_id} if parent_id else {}
         tags = {**message["tags"], **nested, KEY_TAG: key}
         made = self.client.create_run(
             experiment_id, start_time=message["at_ms"], tags=tags, run_name=message["name"]

@@ -8,6 +8,7 @@ parent's death, and each rank for SIGKILL. Call from the flow's own thread, neve
 
 import contextvars
 import json
+import os
 import re
 import subprocess
 import threading
@@ -23,7 +24,7 @@ from tasks.launch import Launch, start, stop
 from tasks.machines import Machines
 from tasks.watching import Watch
 
-__all__ = ["run_torchrun"]
+__all__ = ["MetricsTail", "run_torchrun"]
 
 OnLine = Callable[[str], None]
 OnMetrics = Callable[[list[dict[str, Any]]], None]
@@ -81,8 +82,8 @@ def run_torchrun(
     )
     if machines is not None:
         launch = machines.announce(launch)
+    tail = MetricsTail(run_dir / "metrics.jsonl", on_metrics)
     process = start(launch)
-    tail = _MetricsTail(run_dir / "metrics.jsonl", on_metrics)
     watch = Watch(process, run_dir / "metrics.jsonl", config)
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:
@@ -169,20 +170,29 @@ def _root_cause(last: Sequence[str], code: int) -> str:
     return f"torchrun ended with exit code {code}"
 
 
-class _MetricsTail:
-    """Hands over complete new lines of a growing file from a thread of its own."""
+class MetricsTail:
+    """Hands over complete new lines of a growing file from a thread of its own.
+
+    What an earlier attempt left is none of them: rank 0 puts a new file in its place, which begins
+    with the steps that the checkpoint has.
+
+    Args:
+        file: The file, as it is before the ranks start.
+        on_metrics: Called with new lines.
+    """
 
     def __init__(self, file: Path, on_metrics: OnMetrics | None) -> None:
         self._file = file
         self._on_metrics = on_metrics
-        self._offset = 0
+        found = file.stat() if file.is_file() else None
+        self._inode, self._offset = (found.st_ino, found.st_size) if found else (0, 0)
         self._ended = threading.Event()
         # With the caller's context, so that log lines find their flow run.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
 
     def start(self) -> None:
-        """Begin to follow the file from its start; consumers drop steps they already have."""
+        """Begin to follow the file."""
         if self._on_metrics is not None:
             self._thread.start()
 
@@ -194,16 +204,18 @@ class _MetricsTail:
 
     def _run(self) -> None:
         while not self._ended.wait(POLL_S):
-            self._read()
-        self._read()
+            self.read()
+        self.read()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Hand over what is new."""
         assert self._on_metrics is not None
         if not self._file.is_file():
             return
-        if self._file.stat().st_size < self._offset:
-            self._offset = 0  # a resumed run rewrote it up to its checkpoint
         with self._file.open("rb") as stream:
+            found = os.fstat(stream.fileno())
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset = found.st_ino, 0
             stream.seek(self._offset)
             data = stream.read()
         end = data.rfind(b"\n") + 1

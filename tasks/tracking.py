@@ -23,7 +23,7 @@ from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, Interrupted
 from tasks.console import warn
 from tasks.run_folder import RunFolder, open_run_folder
-from tasks.spool import SPOOL_NAME, Spool, now_ms
+from tasks.spool import SPOOL_NAME, Spool, now_ms, shown_uri
 
 __all__ = [
     "StepMetrics",
@@ -68,6 +68,20 @@ class TrackedRun:
     def run_id(self) -> str:
         """MLflow's id of the run, once MLflow has everything told so far; waits for it."""
         return self._spool.run_id(self._key, patience_s=self._settings.patience_s)
+
+    def check_taken(self) -> None:
+        """Refuse a run that MLflow will not take; one that is away may still do so.
+
+        Raises:
+            ConfigError: MLflow has refused it.
+        """
+        reason = self._spool.refusal(self._key)
+        if reason is not None:
+            raise ConfigError(
+                f"MLflow at {shown_uri(self.client)} takes no run in the experiment "
+                f"'{self._experiment[0]}': {reason}; restore the experiment there, or set "
+                "tracking.experiment to another name"
+            )
 
     @contextmanager
     def child(self, name: str, tags: Mapping[str, str] | None = None) -> Iterator["TrackedRun"]:
@@ -213,6 +227,9 @@ def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]
     Args:
         settings: Say where MLflow is; the experiment is named after the target by default.
         folder: The run's folder; its root holds the database when no server is named.
+
+    Raises:
+        ConfigError: MLflow refuses the run: its experiment was deleted, say.
     """
     config = settings.tracking
     spool = Spool(folder.path / SPOOL_NAME, tracking_client(config, folder.root))
@@ -226,6 +243,7 @@ def open_tracking(settings: Settings, folder: RunFolder) -> Iterator[TrackedRun]
     }
     try:
         with _opened(spool, config, experiment, folder.name, tags, None) as run:
+            run.check_taken()
             if not spool.num_waiting:
                 deliver_pending(folder.root, spool.client)
             yield run

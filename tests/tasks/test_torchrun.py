@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from dflash_core.errors import TrainingError
+from dflash_core.training.monitor import MetricsFile
 from dflash_core.training.progress import read_status
-from tasks.torchrun import run_torchrun
+from tasks.torchrun import MetricsTail, run_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests.tasks.toy_rank"
@@ -33,6 +34,19 @@ def test_lines_and_steps_arrive_and_arguments_stay_with_the_module(tmp_path: Pat
     said = sorted(line for line in lines if line.startswith("rank"))
     assert said == [f"rank {r} got ('--nproc-per-node=7', '$(reboot)')" for r in (0, 1)]
     assert [step["step"] for step in steps] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("keep_steps", [0, 40])
+def test_steps_of_an_earlier_attempt_are_not_the_runs_own(tmp_path: Path, keep_steps: int) -> None:
+    write_steps(tmp_path, range(1, 61), keep_steps=0, attempt=1)
+    steps: list[dict[str, Any]] = []
+    tail = MetricsTail(tmp_path / "metrics.jsonl", steps.extend)
+    tail.read()
+    assert steps == [], "the ranks have not begun yet"
+    write_steps(tmp_path, range(keep_steps + 1, 71), keep_steps=keep_steps, attempt=2)
+    tail.read()
+    assert [step["step"] for step in steps] == list(range(1, 71))
+    assert [step["attempt"] for step in steps] == [1] * keep_steps + [2] * (70 - keep_steps)
 
 
 def test_the_guilty_rank_is_quoted_not_its_peer(tmp_path: Path) -> None:
@@ -72,6 +86,13 @@ def test_a_callback_that_fails_takes_the_ranks_with_it(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_torchrun(TOY, [str(tmp_path), "wait"], num_ranks=2, run_dir=tmp_path, on_line=on_line)
     assert no_rank_lives(tmp_path)
+
+
+def write_steps(run_dir: Path, steps: range, *, keep_steps: int, attempt: int) -> None:
+    metrics = MetricsFile(run_dir, keep_steps=keep_steps)
+    for step in steps:
+        metrics.write({"step": step, "attempt": attempt})
+    metrics.close()
 
 
 def start_parent(run_dir: Path) -> "subprocess.Popen[str]":

@@ -184,6 +184,31 @@ def test_a_message_that_mlflow_refuses_does_not_stop_the_rest(
     assert steps_of(client, spool) == [1]
 
 
+def test_a_deleted_experiment_is_named_and_blocks_no_other_run(
+    client: MlflowClient, folder: RunFolder
+) -> None:
+    client.delete_experiment(client.create_experiment(folder.name))
+    sentence = f"takes no run in the experiment '{folder.name}': .* deleted; restore the"
+    with pytest.raises(ConfigError, match=sentence), open_tracking(settings_for(folder), folder):
+        pass
+    assert Spool.unfinished(folder.root, client) == []
+
+
+def test_a_child_of_a_refused_run_stands_alone(client: MlflowClient, tmp_path: Path) -> None:
+    """The experiment was deleted while MLflow was away, and restored later."""
+    deleted = client.create_experiment("restored")
+    client.delete_experiment(deleted)
+    spool = Spool(tmp_path, client)
+    put_run(spool, "restored")
+    with pytest.raises(TrackingError, match=r"refused this run \(.* deleted\)"):
+        spool.run_id("k", patience_s=0)
+    client.restore_experiment(deleted)
+    put_run(spool, "restored", key="child", parent="k")
+    spool.end_orphans()
+    child = client.get_run(spool.run_id("child", patience_s=0))
+    assert child.info.status == "KILLED" and "mlflow.parentRunId" not in child.data.tags
+
+
 def test_a_password_is_refused_in_settings_and_hidden_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,9 +235,9 @@ def test_two_processes_make_one_database(tmp_path: Path) -> None:
     assert [code for _, code in ends] == [0, 0], ends
 
 
-def put_run(spool: Spool, name: str) -> None:
-    values = {"experiment": name, "artifacts": None, "name": name, "tags": {}, "parent": None}
-    spool.put("create", "k", {"at_ms": now_ms(), **values})
+def put_run(spool: Spool, name: str, *, key: str = "k", parent: str | None = None) -> None:
+    values = {"experiment": name, "artifacts": None, "name": name, "tags": {}, "parent": parent}
+    spool.put("create", key, {"at_ms": now_ms(), **values})
 
 
 def put_step(spool: Spool, step: int) -> None:
