@@ -144,7 +144,8 @@ class Spool:
         if run not in self._ids:
             raise TrackingError(
                 f"MLflow at {shown_uri(self.client)} refused this run "
-                f"({self.refusal(run) or 'earlier'}); settle that there and run the same command again"
+                f"({self.refusal(run) or 'earlier'}); settle that there and run the same command "
+                "again"
             )
         return self._ids[run]
 
