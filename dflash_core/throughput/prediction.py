@@ -212,6 +212,7 @@ def _predicted(
         "draft": draft_s / (consumers * epoch_s),
         "straggler": timeline.step_waited_s / (consumers * epoch_s),
     }
+    prefetch_busy, target_busy, draft_busy = _busy(plan, workload, cost, topology, epoch_s)
     ktok_s = plan.total_tokens / epoch_s / 1000
     return Prediction(
         ktok_s=ktok_s,
@@ -224,7 +225,9 @@ def _predicted(
         bottleneck=max(shares, key=lambda name: shares[name]),
         waiting_share=_share(shares["straggler"]),
         starving_share=_share(timeline.input_waited_s / (consumers * epoch_s)),
-        **_busy(plan, workload, cost, topology, epoch_s),
+        prefetch_busy=prefetch_busy,
+        target_busy=target_busy,
+        draft_busy=draft_busy,
         prefetch_queue=timeline.mean_queues[0],
         feature_queue=timeline.mean_queues[1],
     )
@@ -232,18 +235,18 @@ def _predicted(
 
 def _busy(
     plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epoch_s: float
-) -> dict[str, float]:
-    """Return the busy shares of each stage's own work."""
+) -> tuple[float, float, float]:
+    """Return the busy shares of prefetch, target and drafter, each of its own work."""
     own = durations_of(workload, cost.model_copy(update={"overlaps": True}), topology)
     used = plan.assignment[plan.assignment >= 0]
     consumers = topology.num_consumers
     targets = topology.num_ranks - consumers or consumers
     update_s = cost.correction * cost.step_s * plan.num_steps
-    return {
-        "prefetch_busy": float(own.prefetch[used].sum()) / (consumers * epoch_s),
-        "target_busy": float(own.target[used].sum()) / (targets * epoch_s),
-        "draft_busy": (float(own.draft[used].sum()) / consumers + update_s) / epoch_s,
-    }
+    return (
+        float(own.prefetch[used].sum()) / (consumers * epoch_s),
+        float(own.target[used].sum()) / (targets * epoch_s),
+        (float(own.draft[used].sum()) / consumers + update_s) / epoch_s,
+    )
 
 
 def _joined(first: Prediction, later: Prediction, epochs: float) -> Prediction:
