@@ -165,6 +165,11 @@ def _root_cause(last: Sequence[str], code: int) -> str:
     if errors:
         return (causes or errors)[0]
     for line in last:
+        if "exitcode" in line and "-9" in line:
+            return (
+                f"a rank was killed ({line.strip()}), as the kernel does when memory runs out; "
+                "lower batching.token_budget, or training.topology.num_ranks on this machine"
+            )
         if "exitcode" in line:
             return line.strip()
     return f"torchrun ended with exit code {code}"

@@ -1,27 +1,33 @@
 """Which micro-batches need the most memory, before any of them is run."""
 
 import numpy as np
-
-from dflash_core.planning import EpochPlan
+from numpy.typing import NDArray
 
 __all__ = ["fitting_budget", "worst_micro_batches"]
 
 
-def worst_micro_batches(plan: EpochPlan) -> dict[int, str]:
+def worst_micro_batches(
+    *,
+    rows: NDArray[np.int64],
+    padded_lengths: NDArray[np.int64],
+    num_anchors: NDArray[np.int64],
+) -> dict[int, str]:
     """Return the largest micro-batches and what they are largest in, by number.
 
     Slots drive activations, squared length attention, anchors the drafter's logits, and rows
     everything that is kept per row.
 
     Args:
-        plan: The epoch's plan.
+        rows: Rows of each micro-batch.
+        padded_lengths: Token slots of each of its rows.
+        num_anchors: Its anchors.
     """
     found: dict[int, str] = {}
     for name, amounts in (
-        ("token slots", plan.slots),
-        ("squared length", plan.rows * plan.padded_lengths**2),
-        ("anchors", plan.num_anchors),
-        ("rows", plan.rows),
+        ("token slots", rows * padded_lengths),
+        ("squared length", rows * padded_lengths**2),
+        ("anchors", num_anchors),
+        ("rows", rows),
     ):
         index = int(np.argmax(amounts))
         found[index] = f"{found[index]}, {name}" if index in found else name

@@ -27,6 +27,7 @@ from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.batch import DraftBatch
 from dflash_core.errors import ConfigError
+from dflash_core.planning.anchors import num_anchors
 from dflash_core.target.loading import target_digest
 from dflash_core.throughput import CostModel, Fingerprint, Measurement, Workload, fit_role
 from dflash_core.throughput.cost import Role
@@ -43,7 +44,9 @@ from dflash_core.training.features import (
     timed,
 )
 from dflash_core.training.flat import FlatGradients
+from dflash_core.training.guard import MemoryGuard
 from dflash_core.training.optimizer import build_optimizer
+from dflash_core.training.preflight import consumer_run
 from dflash_core.training.ranks import Ranks, device_of
 from dflash_core.training.rehearsal import colocated, pace_error, rehearse, tempered
 from dflash_core.training.sharded import load_for_ranks
@@ -90,10 +93,12 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
 
     Raises:
         CalibrationError: The shapes cannot tell the terms apart, or all times are equal.
+        TrainingError: The largest shapes need more memory than there is.
     """
     job = colocated(job)
     with _scratch(job) as scratch:
         bench = _Bench(job, ranks, scratch)
+        bench.try_out()
         measurements, jitter, rounds = bench.measure()
     reduce_s, step_s = bench.step_times()
     latency_s, per_token_s = time_transfer(bench.num_features, bench.dtype, ranks)
@@ -184,7 +189,9 @@ class _Bench:
         online = OnlineFeatures(target, packed=False, final_hidden=job.loss.distils)
         self._source: FeatureSource = online
         self._cache: FeatureCache | None = None
-        self._gradients = FlatGradients(list(self._objective.module.parameters()))
+        parameters = list(self._objective.module.parameters())
+        self._gradients = FlatGradients(parameters)
+        self._optimizer = build_optimizer(parameters, job.training.optimizer)
         rule = job.batching.anchors
         fewer = {
             "anchors_per_supervised_token": rule.anchors_per_supervised_token * FEW_ANCHORS,
@@ -209,22 +216,36 @@ class _Bench:
                 (self._cache, None), lambda: online, ranks.device, final_hidden=job.loss.distils
             )
 
+    def try_out(self) -> None:
+        """Run the largest shapes as the pre-flight does, before a rank could be killed for them.
+
+        Raises:
+            TrainingError: One needs more memory than there is.
+        """
+        every = [shape.micro_batch for shape in self._shapes(np.random.default_rng(0))]
+        rule, supervised = self._job.batching.anchors, self._store.supervised
+        guard = MemoryGuard.of(self._ranks, token_budget=self._job.batching.token_budget)
+        with consumer_run(
+            self._objective, self._source, self._gradients, self._optimizer, self._ranks.device
+        ) as run:
+            guard.run_worst(
+                every.__getitem__,
+                run,
+                rows=np.array([len(batch.rows) for batch in every]),
+                padded_lengths=np.array([batch.padded_length for batch in every]),
+                num_anchors=np.array(
+                    [num_anchors(supervised[batch.samples], rule).sum() for batch in every]
+                ),
+            )
+
     def measure(self) -> tuple[list[Measurement], float, int]:
         """Time rounds of shapes; return the measurements, the jitter between ranks, the rounds."""
         rng = np.random.default_rng(0)
-        batching = self._job.batching
-        limit = batching.max_length or batching.token_budget
         taken: list[tuple[Shape, DraftBatch]] = []
         seconds: list[Times] = []
         start, number = time.perf_counter(), 0
         for number in range(1 + ROUNDS[1]):
-            shapes = calibration_shapes(
-                self._store.lengths,
-                token_budget=batching.token_budget,
-                max_length=limit,
-                truncates=batching.oversize == "truncate",
-                rng=rng,
-            )
+            shapes = self._shapes(rng)
             found = [self._time(shape) for shape in shapes]
             if number == 0:
                 continue  # warms up
@@ -242,6 +263,16 @@ class _Bench:
             if role != "read" or self._cache is not None
         ]
         return measurements, _jitter(every.sum(axis=2)), number
+
+    def _shapes(self, rng: np.random.Generator) -> list[Shape]:
+        batching = self._job.batching
+        return calibration_shapes(
+            self._store.lengths,
+            token_budget=batching.token_budget,
+            max_length=batching.max_length or batching.token_budget,
+            truncates=batching.oversize == "truncate",
+            rng=rng,
+        )
 
     def _time(self, shape: Shape) -> tuple[DraftBatch, Times]:
         """Return the batch and the seconds of each role on this rank."""
@@ -269,8 +300,6 @@ class _Bench:
 
     def step_times(self) -> tuple[float, float]:
         """Return median seconds of what every step does once: sum gradients; clip and update."""
-        parameters = list(self._objective.module.parameters())
-        optimizer = build_optimizer(parameters, self._job.training.optimizer)
         sums = torch.zeros(self._objective.num_sums, dtype=torch.float64)
         times = []
         for _ in range(STEP_REPEATS + 1):
@@ -282,7 +311,7 @@ class _Bench:
             self._finish()
             reduced = time.perf_counter()
             self._gradients.normalise(1.0, 1.0)
-            optimizer.step()
+            self._optimizer.step()
             self._finish()
             times.append((reduced - begin, time.perf_counter() - reduced))
         mine = torch.tensor(np.median(times[1:], axis=0))

@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dflash_core.errors import TrainingError
-from dflash_core.throughput import fitting_budget
+from dflash_core.throughput import fitting_budget, worst_micro_batches
 from dflash_core.training.memory import memory_limit_bytes, peak_of, used_memory_bytes
 from dflash_core.training.objective import MicroBatch
 from dflash_core.training.ranks import Ranks
@@ -80,6 +82,37 @@ class MemoryGuard:
             fixed = max(fixed, used_memory_bytes(self._device))
             known.append((share, max(peak - fixed, 0)))
             self.peak_bytes = max(self.peak_bytes, peak)
+
+    def run_worst(
+        self,
+        micro_batch: Callable[[int], MicroBatch],
+        run: Run,
+        *,
+        rows: NDArray[np.int64],
+        padded_lengths: NDArray[np.int64],
+        num_anchors: NDArray[np.int64],
+    ) -> tuple[str, ...]:
+        """Run the largest of many micro-batches and return in words which they were.
+
+        Args:
+            micro_batch: Gives one by its number.
+            run: As in `run`.
+            rows: Rows of each.
+            padded_lengths: Token slots of each of its rows.
+            num_anchors: Its anchors.
+
+        Raises:
+            TrainingError: As `run`.
+        """
+        told = []
+        worst = worst_micro_batches(
+            rows=rows, padded_lengths=padded_lengths, num_anchors=num_anchors
+        )
+        for index, reason in worst.items():
+            words = f"{rows[index]} x {padded_lengths[index]:,} tokens, largest in {reason}"
+            self.run(micro_batch(index), run, words)
+            told.append(words)
+        return tuple(told)
 
     def _too_large(
         self, micro_batch: MicroBatch, words: str, needed: int, fixed: int

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dflash_core.config import FrozenModel
 from dflash_core.draft.batch import DraftBatch
-from dflash_core.throughput import worst_micro_batches
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.features import FeatureSource
 from dflash_core.training.flat import FlatGradients
@@ -64,11 +63,13 @@ def preflight(epochs: Epochs, run: Run, ranks: Ranks, *, cache_bytes: int = 0) -
     """
     plan = epochs.plan(0)
     guard = MemoryGuard.of(ranks, token_budget=plan.identity.config.token_budget)
-    told = []
-    for index, reason in worst_micro_batches(plan).items():
-        words = f"{plan.rows[index]} x {plan.padded_length(index):,} tokens, largest in {reason}"
-        guard.run(epochs.micro_batch(0, index), run, words)
-        told.append(words)
+    told = guard.run_worst(
+        lambda index: epochs.micro_batch(0, index),
+        run,
+        rows=plan.rows,
+        padded_lengths=plan.padded_lengths,
+        num_anchors=plan.num_anchors,
+    )
     highest = torch.tensor([guard.peak_bytes])
     if ranks.everyone is not None:
         with ranks.waiting("the other ranks", "the pre-flight"):
@@ -76,7 +77,7 @@ def preflight(epochs: Epochs, run: Run, ranks: Ranks, *, cache_bytes: int = 0) -
     return MemoryReport(
         peak_bytes=int(highest),
         limit_bytes=guard.limit_bytes,
-        worst=tuple(told),
+        worst=told,
         cache_bytes=cache_bytes,
     )
 

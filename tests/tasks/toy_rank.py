@@ -24,6 +24,8 @@ def main(run_dir: Path, what: str, *others: str) -> None:
             if ranks.rank == 1:
                 raise ValueError("the guilty rank speaks")
             ranks.meet(what="a step")  # its peer only notices that it is alone
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         if what == "wait":
             wait_for_sigterm(run_dir, ranks.is_first)
 

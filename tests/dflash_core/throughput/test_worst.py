@@ -6,7 +6,9 @@ from tests.dflash_core.throughput.machines import plan
 
 def test_the_worst_micro_batches_are_the_largest_in_each_respect():
     found = plan(strategy="random")
-    worst = worst_micro_batches(found)
+    worst = worst_micro_batches(
+        rows=found.rows, padded_lengths=found.padded_lengths, num_anchors=found.num_anchors
+    )
     names = {name: index for index, names in worst.items() for name in names.split(", ")}
     assert found.slots[names["token slots"]] == found.slots.max()
     assert found.num_anchors[names["anchors"]] == found.num_anchors.max()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.errors import CalibrationError
+from dflash_core.errors import CalibrationError, TrainingError
 from dflash_core.planning import BatchingConfig, plan_epoch
 from dflash_core.throughput import CostModel, predict
 from dflash_core.throughput.cost import TERMS
-from dflash_core.training import calibration
+from dflash_core.training import calibration, guard
 from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.rehearsal import pace_error, tempered, trimmed_ratio
@@ -210,6 +210,17 @@ def test_a_cost_model_that_cannot_be_written_is_no_wrong_job(make_job, tmp_path,
     assert calibration.main(["--config", str(write_job(job)), "--out", str(out)]) == 1
     assert "FileExistsError" in str(status(job)["reason"])
     assert "no training job" not in str(status(job)["reason"])
+
+
+def test_a_grid_that_memory_does_not_hold_is_refused_before_anything_is_timed(
+    make_job, monkeypatch
+):
+    monkeypatch.setattr(guard, "memory_limit_bytes", lambda *_, **__: 10**6)
+    monkeypatch.delattr(calibration._Bench, "measure")
+    job = make_job()
+    words = r"the micro-batch of .*, largest in .*a rank may use"
+    with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match=words):
+        calibration.calibrate(job, ranks)
 
 
 def test_an_empty_grid_is_refused_before_anything_is_timed(make_job):
