@@ -135,13 +135,25 @@ def check_replaceable(path: Path, *, kind: str) -> None:
     """Refuse to write an artifact where something else stands.
 
     Raises:
-        ArtifactError: ``path`` is a file, or a folder with files and without a manifest.
+        ArtifactError: ``path`` is neither an empty folder nor an artifact of this kind, or it
+            holds files that its manifest does not list.
     """
-    replaceable = path.is_dir() and ((path / MANIFEST_NAME).is_file() or _is_empty(path))
-    if path.exists() and not replaceable:
+    if not path.exists() or (path.is_dir() and _is_empty(path)):
+        return
+    try:
+        manifest = Manifest.model_validate_json((path / MANIFEST_NAME).read_bytes())
+    except (OSError, ValidationError):
+        manifest = None
+    if manifest is None or manifest.kind != kind:
         raise ArtifactError(
             f"{path} is there and is no {kind}, so it is not replaced; give another folder for the "
             f"{kind} or remove it"
+        )
+    foreign = [name for name in _files(path) if name not in {MANIFEST_NAME, *manifest.files}]
+    if foreign:
+        raise ArtifactError(
+            f"{path} also holds {foreign[0]}, which is no part of the {kind} there, so it is not "
+            f"replaced; give another folder for the {kind} or move that file"
         )
 
 
@@ -196,11 +208,10 @@ def _write_manifest(
     directory: Path, kind: str, format_version: int, metadata: dict[str, Any]
 ) -> None:
     files = {
-        str(file.relative_to(directory)): FileEntry(
-            sha256=_file_sha256(file), num_bytes=file.stat().st_size
+        name: FileEntry(
+            sha256=_file_sha256(directory / name), num_bytes=(directory / name).stat().st_size
         )
-        for file in sorted(directory.rglob("*"))
-        if file.is_file()
+        for name in _files(directory)
     }
     hashes = {name: entry.sha256 for name, entry in files.items()}
     manifest = Manifest(
@@ -223,6 +234,11 @@ def _replace_directory(scratch: Path, path: Path) -> None:
     _fsync_directory(path.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _files(directory: Path) -> list[str]:
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    return [str(file.relative_to(directory)) for file in files]
 
 
 def _is_empty(directory: Path) -> bool:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dflash_core.artifacts import MANIFEST_NAME, atomic_write, new_artifact
+from dflash_core.artifacts import atomic_write, check_replaceable, new_artifact
 from dflash_core.draft.build import TargetLike
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError
@@ -47,10 +47,11 @@ def export_drafter(
         manifest: JSON-able facts about the run, kept as the manifest's metadata.
 
     Raises:
-        DraftError: Weights are not finite, ``out`` is in use, or the target is missing.
+        DraftError: Weights are not finite, or the target is missing.
+        ArtifactError: ``out`` holds anything but an earlier drafter.
     """
     out = Path(out)
-    _check_out(out)
+    check_replaceable(out, kind=DRAFTER_KIND)
     dtype = dtype or drafter.fc.weight.dtype
     if layout == "speculators":
         if target is None:
@@ -71,13 +72,6 @@ def export_drafter(
         if layout == "zlab":
             _compare_spec(scratch, drafter)
     return out
-
-
-def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise DraftError(f"{out} is a file; name a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_NAME).is_file():
-        raise DraftError(f"{out} holds other files than an export; name an empty folder")
 
 
 def _storable(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dflash_core.artifacts import MANIFEST_NAME, atomic_write, new_artifact, read_manifest
+from dflash_core.artifacts import atomic_write, new_artifact
 from dflash_core.bucketing.config import EdgeGrid, EdgeObjective, ShapeCost
 from dflash_core.errors import ConfigError
 from dflash_core.planning import (
@@ -229,8 +229,6 @@ def _save(path: Path, reports: list[StrategyReport], comparison: dict[str, objec
 
     from dflash_core.reporting.trade import draw_trade
 
-    if (path / MANIFEST_NAME).is_file():  # an earlier comparison is replaced, a store is not
-        read_manifest(path, kind=COMPARISON_KIND, format_version=1)
     with new_artifact(path, kind=COMPARISON_KIND, format_version=1) as out:
         atomic_write(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
         draw_trade(reports, out / "trade.png")

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_core.artifacts import Manifest
 from dflash_core.corpus.store import Sample, TokenStore, write_store
 from dflash_core.errors import ArtifactError, DataError
+
+FOREIGN = Manifest(kind="drafter", format_version=1, content_hash="", files={}).model_dump_json()
 
 
 def sample(length: int, name: str = "s", domain: str = "d") -> Sample:
@@ -102,6 +105,25 @@ def test_failed_writer_keeps_the_store_that_was_there(tmp_path: Path) -> None:
         write_store(tmp_path / "s", broken())
     assert TokenStore.open(tmp_path / "s", verify=True).content_hash == before
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("manifest.json", "{}", "is no token store, so it is not replaced"),
+        ("manifest.json", FOREIGN, "is no token store, so it is not replaced"),
+        ("thesis/one.txt", "years of work", r"also holds thesis/one\.txt, which is no part of"),
+    ],
+)
+def test_only_a_store_and_nothing_else_is_replaced(tmp_path: Path, name, content, sentence) -> None:
+    write_store(tmp_path / "s", samples(3))
+    file = tmp_path / "s" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ArtifactError, match=sentence):
+        write_store(tmp_path / "s", samples(5))
+    assert sorted(tmp_path.rglob("*")) == before and file.read_text() == content
 
 
 def test_store_can_be_written_while_it_is_read(tmp_path: Path) -> None:

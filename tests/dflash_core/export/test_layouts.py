@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_core.errors import DraftError
+from dflash_core.corpus.store import TokenStore, write_store
+from dflash_core.errors import ArtifactError, DraftError
 from dflash_core.export import export_drafter, load_drafter
-from tests.dflash_core.draft.parts import small_drafter, small_target
+from tests.dflash_core.draft.parts import document, small_drafter, small_target
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +107,16 @@ def test_weights_that_are_not_finite_are_not_written(target, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_other_things_is_not_replaced(target, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(DraftError, match="holds other files"):
-        export_drafter(small_drafter(target), tmp_path)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+def test_only_a_drafter_and_nothing_else_is_replaced(target, folder, tmp_path):
+    export_drafter(small_drafter(target), folder)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match=r"also holds notes\.txt"):
+        export_drafter(small_drafter(target), folder)
+    store = write_store(tmp_path / "store", [document(9)])
+    with pytest.raises(ArtifactError, match="is no drafter, so it is not replaced"):
+        export_drafter(small_drafter(target), tmp_path / "store")
+    assert TokenStore.open(tmp_path / "store", verify=True).content_hash == store.content_hash
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_speculators_carries_embedding_head_and_the_reduced_vocabulary(target, tmp_path):

@@ -107,7 +107,7 @@ def test_a_folder_with_other_things_is_not_replaced(lengths, tmp_path, capsys):
     files = {"kind": "token-store", "format_version": 1, "content_hash": "", "files": {}}
     (store / "manifest.json").write_text(json.dumps(files))
     assert main([*words, str(store)]) == 2
-    assert "holds a token-store, not a plan-comparison" in capsys.readouterr().err
+    assert "is there and is no plan-comparison, so it is not replaced" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--edges", "--edge-cost"])
