@@ -1,9 +1,11 @@
-"""A place among the GPUs: deployments that share machines take turns for torchrun alone."""
+"""A place among the GPUs: deployments that share machines take turns for what needs one."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import httpx
+import torch
 from prefect.client.orchestration import get_client
 from prefect.concurrency.asyncio import (
     AcquireConcurrencySlotTimeoutError,
@@ -13,15 +15,37 @@ from prefect.concurrency.sync import concurrency
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 from prefect.exceptions import ObjectNotFound
 
-from configs.settings import RunConfig
+from configs.settings import RunConfig, Settings
 from dflash_core.errors import ConfigError, TimeLimitError
+from dflash_core.training.ranks import device_of
 from tasks.console import announce, warn
 
-__all__ = ["gpu_slot", "held_by"]
+__all__ = ["decoding_device", "gpu_slot", "held_by"]
 
 ACQUIRED, RELEASED = (f"prefect.concurrency-limit.{word}" for word in ("acquired", "released"))
 
 NEWEST = 50  # events; a Prefect server gives no more at once
+
+
+@contextmanager
+def decoding_device(settings: Settings) -> Iterator[torch.device]:
+    """Hold a slot and yield where to decode: the run's device, whose memory ranks need afterwards.
+
+    Args:
+        settings: The run's.
+
+    Raises:
+        ConfigError: As `gpu_slot`.
+        TimeLimitError: As `gpu_slot`.
+    """
+    device = device_of(settings.training)
+    with gpu_slot(settings.run):
+        try:
+            yield device
+        finally:
+            if device.type == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()
 
 
 @contextmanager

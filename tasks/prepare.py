@@ -1,5 +1,7 @@
 """Chats to token stores."""
 
+from contextlib import ExitStack
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -10,6 +12,7 @@ from dflash_core.decoding.regeneration import target_generate
 from dflash_core.reporting import CorpusFacts
 from dflash_core.target import load_target, target_digest
 from tasks.console import announce, progress
+from tasks.gpu_pool import decoding_device
 from tasks.keys import alone, cached_path
 from tasks.remote import with_local_inputs
 from tasks.run_folder import RunFolder
@@ -26,11 +29,16 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
         folder, "corpus", config.model_dump(mode="json"), source_digest(config), target
     )
 
-    def generate() -> Generate:
-        return target_generate(load_target(settings.target), config.regenerate)
-
-    with alone(folder, out.name), progress("answers regenerated") as on_progress:
+    with alone(folder, out.name), ExitStack() as held:
         reused = (out / "corpus.json").is_file()
+        decodes = config.regenerate.enabled and not reused
+        device = held.enter_context(decoding_device(settings)) if decodes else None
+        on_progress = held.enter_context(progress("answers regenerated"))
+
+        def generate() -> Generate:
+            target = load_target(settings.target, device=device or "cpu")
+            return target_generate(target, config.regenerate)
+
         report = build_corpus(
             config,
             settings.target.path,

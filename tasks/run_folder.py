@@ -15,7 +15,7 @@ from configs.settings import RunConfig
 from dflash_core.errors import ConfigError, DFlashError
 from tasks.machines import Machines
 
-__all__ = ["RunFolder", "open_run_folder"]
+__all__ = ["RunFolder", "held_folder", "open_run_folder"]
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -63,6 +63,37 @@ class RunFolder:
 
 
 @contextmanager
+def held_folder(folder: Path, *, place: str, name: str) -> Iterator[None]:
+    """Make a folder and hold it: nobody else works in it until the block ends.
+
+    Args:
+        folder: The folder.
+        place: Setting that puts it elsewhere, for the message.
+        name: Setting that gives it another name.
+
+    Raises:
+        ConfigError: It cannot be written, or another process holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder {folder} cannot be written ({os.strerror(error.errno or 0)}); set "
+            f"{place} to a folder with space that you may write to"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process is working in {folder}; wait for it, or set {name} to another "
+                "name"
+            ) from None
+        yield
+
+
+@contextmanager
 def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFolder]:
     """Make the run's folder and hold it.
 
@@ -80,29 +111,14 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
         config,
         Machines.of(config, str(flow_run.id)),
     )
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+    with held_folder(folder.path, place="run.root", name="run.name"):
         folder.cache.mkdir(exist_ok=True)
-        lock = (folder.path / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"the run folder {folder.path} cannot be written ({os.strerror(error.errno or 0)}); "
-            "set run.root to a folder with space that you may write to"
-        ) from None
-    with lock:
         free_gb = shutil.disk_usage(folder.path).free / 1e9
         if free_gb < config.min_free_gb:
             raise ConfigError(
                 f"the run folder {folder.path} has {free_gb:.1f} GB left but a run wants "
                 f"{config.min_free_gb:g} GB (run.min_free_gb); make room, or set run.root elsewhere"
             )
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another process is working in {folder.path}; wait for it, or set run.name to "
-                "another name"
-            ) from None
         try:
             yield folder
         except OSError as error:

@@ -84,7 +84,8 @@ def run_torchrun(
         launch = machines.announce(launch)
     tail = MetricsTail(run_dir / "metrics.jsonl", on_metrics)
     process = start(launch)
-    watch = Watch(process, run_dir / "metrics.jsonl", config)
+    signs = [run_dir / name for name in ("metrics.jsonl", "status.json")]
+    watch = Watch(process, signs, config)
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:
         tail.start()

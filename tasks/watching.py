@@ -3,6 +3,7 @@
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.settings import RunConfig
@@ -18,18 +19,20 @@ class Watch:
 
     Args:
         process: What is watched.
-        growing: File whose growth is a sign of life too.
+        written: Files whose being written is a sign of life too.
         config: The limits.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", growing: Path, config: RunConfig) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str]", written: Sequence[Path], config: RunConfig
+    ) -> None:
         self.reached = ""
         """Which limit was reached, in words; empty while none was."""
         self._process = process
-        self._growing = growing
+        self._written = written
         self._config = config
         self._started = self._last_sign = time.monotonic()
-        self._size = _size(growing)
+        self._seen = [_state(file) for file in written]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -45,8 +48,8 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(POLL_S):
-            if (size := _size(self._growing)) != self._size:
-                self._size = size
+            if (seen := [_state(file) for file in self._written]) != self._seen:
+                self._seen = seen
                 self.sign()
             self.reached = self._judge()
             if self.reached:
@@ -66,5 +69,9 @@ class Watch:
         return ""
 
 
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else 0
+def _state(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns

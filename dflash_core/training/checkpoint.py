@@ -20,11 +20,13 @@ __all__ = [
     "open_checkpoint",
     "read_cursor",
     "save_checkpoint",
+    "set_aside",
 ]
 
 KIND = "checkpoint"
 VERSION = 2
 STATE_NAME = "state.pt"
+SET_ASIDE = "set-aside"
 
 
 class Cursor(FrozenModel):
@@ -59,6 +61,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def save_checkpoint(folder: Path, state: dict[str, Any], cursor: Cursor, *, keep: int) -> Path:
     """Write one checkpoint and drop the oldest beyond ``keep``; the best one stays.
 
+    Later steps are of another attempt, see `set_aside`; they are not this one's to drop.
+
     Raises:
         OSError: The disk is full; earlier checkpoints are untouched.
     """
@@ -72,10 +76,33 @@ def save_checkpoint(folder: Path, state: dict[str, Any], cursor: Cursor, *, keep
         stream.flush()
         os.fsync(stream.fileno())
     best = None if cursor.best_step is None else checkpoint_path(folder, cursor.best_step)
-    for old in _complete(folder)[:-keep]:
+    for old in [one for one in _complete(folder) if one <= path][:-keep]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
     return path
+
+
+def set_aside(folder: Path, *, after: int) -> list[Path]:
+    """Move checkpoints of later steps out of the way of a run that goes on from this one.
+
+    They are of an attempt that was given up, or damaged: the next resume must not take them for
+    this attempt's, and nobody asked for them to be deleted.
+
+    Args:
+        folder: The run's checkpoints.
+        after: Step that the run goes on from.
+
+    Returns:
+        Where they are now.
+    """
+    moved = []
+    for path in _complete(folder):
+        if path > checkpoint_path(folder, after):
+            place = folder / SET_ASIDE / path.name
+            place.parent.mkdir(exist_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            moved.append(path.rename(place))
+    return moved
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -117,7 +117,7 @@ class Pipeline:
     def abandon(self) -> None:
         """Stop reading ahead after a failure; nobody is waited for."""
         if self._receiver is None:
-            self._prefetch.close()
+            self._prefetch.close(wait_s=0.0)
 
     def close(self) -> None:
         """Stop reading ahead and tell target ranks that no more is wanted."""

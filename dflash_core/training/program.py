@@ -15,6 +15,7 @@ from dflash_core.training.checkpoint import (
     checkpoint_path,
     latest_checkpoint,
     read_cursor,
+    set_aside,
 )
 from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.entry import read_job, run_program, steps_so_far
@@ -117,6 +118,13 @@ def _find_cursor(job: TrainingJob, ranks: Ranks, ingredients: dict[str, str]) ->
         if latest is not None:
             step = read_cursor(latest, ingredients).step
     step = ranks.agree(step, what="the choice of a checkpoint")
+    if ranks.is_first and (moved := set_aside(folder, after=step)):
+        names = ", ".join(path.name for path in moved)
+        print(  # noqa: T201  (torchrun's own log)
+            f"the run goes on from step {step}; later checkpoints ({names}) are now in "
+            f"{moved[0].parent}",
+            flush=True,
+        )
     if step == 0:
         return Cursor(ingredients=ingredients)
     return read_cursor(checkpoint_path(folder, step), ingredients)

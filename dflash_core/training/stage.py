@@ -79,10 +79,16 @@ class Stage(Generic[T]):
             raise StopIteration
         return found  # type: ignore[return-value]
 
-    def close(self) -> None:
-        """Stop running ahead and drop what waits."""
+    def close(self, *, wait_s: float | None = None) -> None:
+        """Stop running ahead and drop what waits.
+
+        Args:
+            wait_s: Longest wait for what is under way, which stuck storage may never end; as long
+                as for a result when not given.
+        """
         self._closed.set()
-        while self._thread.is_alive():
+        deadline = time.monotonic() + (self._timeout_s if wait_s is None else wait_s)
+        while self._thread.is_alive() and time.monotonic() < deadline:
             self._drop()
             self._thread.join(POLL_S)
         self._drop()

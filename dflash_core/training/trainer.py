@@ -97,7 +97,7 @@ class Trainer:
             metrics = MetricsFile(self._job.run_dir, keep_steps=self._cursor.step)
         self._tell("running")
         try:
-            while self._cursor.step < self._epochs.num_steps:
+            while self._cursor.step < self._epochs.num_steps and not self._patience_is_over:
                 line, stop = self._step(pipeline)
                 improved = self._measure(pipeline, line)
                 if metrics is not None:
@@ -106,8 +106,6 @@ class Trainer:
                     self._stop_here()
                     return False
                 self._save_if_due(improved)
-                if self._patience_is_over:
-                    break
             return True
         except BaseException:
             pipeline.abandon()

@@ -145,8 +145,11 @@ def _load_target(folder: Path, arguments: argparse.Namespace) -> tuple[Generate,
     from dflash_core.decoding.regeneration import target_generate
     from dflash_core.target.config import TargetConfig
     from dflash_core.target.loading import load_target
+    from dflash_core.training.config import TrainingConfig
+    from dflash_core.training.ranks import device_of
 
-    target = load_target(TargetConfig(path=folder, layer_ids=(0,)))
+    device = device_of(TrainingConfig())
+    target = load_target(TargetConfig(path=folder, layer_ids=(0,)), device=device)
     config = RegenerateConfig(
         enabled=True,
         temperature=arguments.temperature,

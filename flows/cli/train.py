@@ -27,6 +27,7 @@ from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.progress import read_status
 from flows.cli import first_problem
 from flows.cli.run import print_table
+from tasks.run_folder import held_folder
 from tasks.torchrun import run_torchrun
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "held", "run"]
@@ -74,8 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.calibration is not None:
         calibration = _calibration(job, arguments.calibration)
         job, prediction = _predicted(job, calibration.cost)
-    file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
-    last = _train(job, limits, file, *(["--only-features"] if arguments.only_features else []))
+    more = ["--only-features"] if arguments.only_features else []
+    with held_folder(job.run_dir, place="--out", name="--out"):
+        file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
+        last = _train(job, limits, file, *more)
     if arguments.only_features:
         found = {"features": str(job.training.cache.path)}
         sys.stdout.write((json.dumps(found) if arguments.json else found["features"]) + "\n")

@@ -25,7 +25,7 @@ WRITER = """
 import pathlib, sys, time
 print("ready", flush=True)
 for step in range(30):
-    pathlib.Path(sys.argv[1]).write_text(step * "x")
+    pathlib.Path(sys.argv[1]).write_text("as long as before")
     time.sleep(0.1)
 """
 LIMITS = {
@@ -39,19 +39,19 @@ def test_what_takes_too_long_may_save_and_is_ended(tmp_path: Path, setting: str)
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        watch = Watch(child, tmp_path / "metrics.jsonl", RunConfig.model_validate({setting: 0.1}))
+        watch = Watch(child, [tmp_path / "metrics.jsonl"], RunConfig.model_validate({setting: 0.1}))
         assert child.wait(60) == 1
         watch.stop()
     assert LIMITS[setting] in watch.reached
     assert (tmp_path / "saved").exists()
 
 
-def test_steps_that_appear_in_the_file_are_signs_of_life(tmp_path: Path) -> None:
+def test_files_that_are_written_are_signs_of_life(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     command = [sys.executable, "-c", WRITER, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        watch = Watch(child, file, RunConfig(silence_limit_s=2.5))
+        watch = Watch(child, [tmp_path / "other", file], RunConfig(silence_limit_s=2.5))
         assert child.wait(60) == 0
         watch.stop()
     assert watch.reached == ""

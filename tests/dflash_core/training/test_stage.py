@@ -1,5 +1,6 @@
 """A stage runs ahead by so much, keeps order, and lets errors out."""
 
+import threading
 import time
 
 import pytest
@@ -66,3 +67,17 @@ def test_closing_ends_the_thread_while_results_wait():
     next(ahead)
     ahead.close()
     assert ahead.num_waiting == 0
+
+
+def test_stuck_storage_does_not_hold_up_a_run_that_failed():
+    freed = threading.Event()
+
+    def items():
+        freed.wait()
+        yield 1
+
+    ahead = stage(items(), timeout_s=0.05)
+    ahead.close(wait_s=0.0)
+    ahead.close()
+    assert not freed.is_set()
+    freed.set()

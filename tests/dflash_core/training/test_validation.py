@@ -62,6 +62,10 @@ def test_a_run_without_gain_ends_early(make_job: MakeJob) -> None:
     assert status(job)["state"] == "finished"
     assert len(read_steps(job)) < 20
     assert "no gain in 3 measurements" in str(status(job)["reason"])
+    steps, exported = read_steps(job), (job.run_dir / "drafter" / "model.safetensors").read_bytes()
+    run_here(job)  # as after a failure behind training
+    assert read_steps(job) == steps
+    assert (job.run_dir / "drafter" / "model.safetensors").read_bytes() == exported
 
 
 def test_patience_without_measurements_is_refused(make_job: MakeJob) -> None:

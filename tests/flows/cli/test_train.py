@@ -29,6 +29,7 @@ from dflash_core.training.machine_history import (
 )
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
 from flows.cli.train import held
+from tasks.run_folder import held_folder
 from tests.dflash_core.throughput.machines import machine
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
@@ -112,6 +113,15 @@ def test_settings_become_a_job_and_a_drafter(parts: Path, tmp_path: Path, capsys
     assert job.consumer_cost == machine().plan_cost(
         "colocated", block_size=4, lengths=TokenStore.open(job.store).lengths
     )
+
+
+def test_a_folder_in_which_another_process_trains_is_left_alone(
+    parts: Path, tmp_path: Path, capsys: Any
+) -> None:
+    with held_folder(tmp_path / "run", place="--out", name="--out"):
+        assert main(words(parts, tmp_path / "run")) == EXIT_INPUT
+    assert "another process is working in" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "job.json").exists()
 
 
 def test_a_calibration_of_another_machine_or_objective_is_refused_before_ranks_start(

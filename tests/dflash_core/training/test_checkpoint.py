@@ -1,0 +1,63 @@
+"""Checkpoints of one attempt never cost another one its own."""
+
+import pytest
+import torch
+
+from dflash_core.training.checkpoint import (
+    Cursor,
+    checkpoint_path,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside,
+)
+
+
+def save(folder, step, *, keep=2, best=None):
+    cursor = Cursor(step=step, best_step=best, ingredients={})
+    return save_checkpoint(folder, {"step": torch.tensor(step)}, cursor, keep=keep)
+
+
+def names(folder):
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_an_attempt_that_begins_anew_keeps_its_own_checkpoints(tmp_path, keep):
+    for step in (300, 400):
+        save(tmp_path, step)
+    for step in (100, 200):
+        save(tmp_path, step, keep=keep)
+    assert names(tmp_path) == [100, 200, 300, 400][2 - keep :]
+
+
+def test_later_checkpoints_are_set_aside_and_not_found_again(tmp_path):
+    for step in (300, 400):
+        save(tmp_path, step)
+    moved = set_aside(tmp_path, after=300)
+    assert [path.name for path in moved] == ["step-00000400"]
+    assert int(load_checkpoint(moved[0])["step"]) == 400
+    assert latest_checkpoint(tmp_path) == checkpoint_path(tmp_path, 300)
+    assert set_aside(tmp_path, after=300) == []
+    save(tmp_path, 400)
+    assert set_aside(tmp_path, after=0) == [tmp_path / "set-aside" / n for n in NAMES]
+    assert latest_checkpoint(tmp_path) is None
+
+
+NAMES = ("step-00000300", "step-00000400")
+
+
+def test_a_damaged_checkpoint_does_not_cost_the_next_one(tmp_path):
+    save(tmp_path, 200)
+    (save(tmp_path, 300) / "state.pt").write_bytes(b"cut short")
+    found = latest_checkpoint(tmp_path)
+    assert found == checkpoint_path(tmp_path, 200)
+    set_aside(tmp_path, after=200)
+    save(tmp_path, 250, keep=1)
+    assert names(tmp_path) == [250]
+
+
+def test_the_best_stays_beside_the_newest(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, best=1)
+    assert names(tmp_path) == [1, 3, 4]
