@@ -2,14 +2,22 @@
 
 Formats: ``messages`` (OpenAI), ``sharegpt`` (from/value), ``instruction`` (instruction, input,
 output; question, answer; prompt, completion), ``history`` (user, bot), ``tree`` (replies), ``text``
-and ``tokenised``. Nothing of a row is left out in silence: what cannot be taken is refused.
+and ``tokenised``. What is said in a row is not left out in silence: what cannot be taken is
+refused, and so is a row that says two things in one part. A list of messages says all by itself.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from dflash_core.artifacts import content_digest
+from dflash_core.corpus.messages import (
+    first_of,
+    kind_of,
+    maybe_json,
+    thought_of,
+    to_message,
+    to_tools,
+)
 from dflash_core.errors import DataError
 
 __all__ = ["Conversation", "Format", "convert_row", "detect_format"]
@@ -17,31 +25,12 @@ __all__ = ["Conversation", "Format", "convert_row", "detect_format"]
 Format = Literal["messages", "sharegpt", "instruction", "history", "tree", "text", "tokenised"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "function_call": "function_call",
-    "tool_call": "function_call",
-    "tool": "tool",
-    "observation": "tool",
-    "function": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-    "ipython": "tool",
-}
-LISTS = ("messages", "conversations", "conversation", "history", "dialog", "chat", "question")
+CHATS = ("messages", "conversations", "conversation", "dialog", "chat")
+LISTS = (*CHATS, "history", "question")
+SYSTEMS = ("system", "system_prompt")
 QUESTIONS = ("instruction", "question", "prompt", "query")
+INPUTS = ("input", "context")
 ANSWERS = ("output", "response", "answer", "completion", "canonical_solution", "chosen")
-REASONING = ("reasoning_content", "reasoning", "thinking")
-CONTENT_KEYS = ("text", "value", "answer", "content")
 IDS = ("sample_id", "id", "uid", "conversation_id", "task_id", "question_id", "message_tree_id")
 
 
@@ -84,17 +73,17 @@ def detect_format(row: Any) -> Format:
     if isinstance(row, list):
         return _detect_list(row)
     if not isinstance(row, dict):
-        raise DataError(f"is a {type(row).__name__}, not an object or a list of messages")
+        raise DataError(f"is a {kind_of(row)}, not an object or a list of messages")
     if "input_ids" in row:
         return "tokenised"
-    if isinstance(_first(row, QUESTIONS), str) and isinstance(_first(row, ANSWERS), str):
+    question, answer = first_of(row, QUESTIONS), first_of(row, ANSWERS)
+    continued = answer is not None or isinstance(maybe_json(row.get("history")), list)
+    chat = _list_under(row, CHATS)
+    if not chat and isinstance(question, str | list) and continued:
         return "instruction"
-    for name in LISTS:
-        value = row.get(name)
-        if isinstance(value, str) and name != "question":
-            value = _maybe_json(value)
-        if isinstance(value, list):
-            return _detect_list(value)
+    values = chat or _list_under(row, LISTS)
+    if values is not None:
+        return _detect_list(values)
     prompt = row.get("prompt")
     if "replies" in row or (isinstance(prompt, dict) and "replies" in prompt):
         return "tree"
@@ -102,7 +91,7 @@ def detect_format(row: Any) -> Format:
         return "history"
     if isinstance(row.get("text"), str):
         return "text"
-    if _first(row, QUESTIONS) is not None:
+    if question is not None:
         return "instruction"
     raise DataError(f"has no known chat format; its keys are {', '.join(map(str, row))[:200]}")
 
@@ -117,15 +106,26 @@ def convert_row(row: Any, form: Format | None = None) -> list[Conversation]:
     Raises:
         DataError: It is not of that format, or a part of it cannot be taken.
     """
-    form = form or detect_format(row)
+    try:
+        return _convert(row, form or detect_format(row))
+    except DataError:
+        raise
+    except RecursionError:
+        raise DataError("is nested too deeply") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # Of one row among millions; a run must not end with it.
+        raise DataError(f"has an unknown shape ({kind_of(error)}: {error})") from error
+
+
+def _convert(row: Any, form: Format) -> list[Conversation]:
     if not isinstance(row, dict | list):
-        raise DataError(f"is a {type(row).__name__}, not of format '{form}'")
+        raise DataError(f"is a {kind_of(row)}, not of format '{form}'")
     found = _CONVERTERS[form](row)
     if not isinstance(row, dict):
         return found
     row_id = str(next((v for v in map(row.get, IDS) if isinstance(v, str | int)), ""))
     domain = row["domain"] if isinstance(row.get("domain"), str) else ""
-    tools = _tools(row.get("tools"))
+    tools = to_tools(row.get("tools"))
     return [
         item._replace(
             row_id=f"{row_id}.{k}" if row_id and len(found) > 1 else row_id,
@@ -155,160 +155,99 @@ def _detect_list(items: list[Any]) -> Format:
     return "messages"
 
 
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    for name in names:
-        value = row.get(name)
-        if value is not None:
-            return value
-    return None
+def _list_under(row: Mapping[str, Any], names: Sequence[str]) -> list[Any] | None:
+    """Return the list under one of the names, as it is or in JSON; None when there is none."""
+    lists = {name: maybe_json(row.get(name)) for name in names}
+    return _only({name: value for name, value in lists.items() if isinstance(value, list)}, names)
 
 
-def _maybe_json(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+def _only(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return what stands under one of several names for the same thing."""
+    filled = [name for name in names if row.get(name) not in (None, "", [])]
+    if any(row[name] != row[filled[0]] for name in filled):
+        raise DataError(f"says different things under {' and '.join(filled)}; keep one of them")
+    return row[filled[0]] if filled else first_of(row, names)
 
 
-def _message_list(row: Any) -> list[Any]:
-    values = row if isinstance(row, list) else _maybe_json(_first(row, LISTS))
-    if not isinstance(values, list):
+def _text(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the text under one of the names; empty when there is none."""
+    value = _only(row, names)
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"has a {names[0]} of type {kind_of(value)}, not text")
+    return value or ""
+
+
+def _with_system(row: Any, messages: Sequence[Mapping[str, Any]]) -> list[Conversation]:
+    """Return a conversation that begins with the row's own system text, if it has one."""
+    system = _text(row, SYSTEMS) if isinstance(row, dict) else ""
+    first = [{"role": "system", "content": system}] if system else []
+    return [Conversation(messages=(*(first if first != messages[:1] else ()), *messages))]
+
+
+def _from_messages(row: Any) -> list[Conversation]:
+    values = row if isinstance(row, list) else _list_under(row, CHATS) or _list_under(row, LISTS)
+    if values is None:
         raise DataError(f"has no list of messages under any of {', '.join(LISTS)}")
+    return _with_system(row, _messages(values))
+
+
+def _messages(values: list[Any]) -> list[Mapping[str, Any]]:
     if values and all(isinstance(value, list) for value in values):
         values = [message for turn in values for message in turn]
     if not values:
         raise DataError("has an empty list of messages")
-    return values
-
-
-def _from_messages(row: Any) -> list[Conversation]:
-    messages = [_message(value, k) for k, value in enumerate(_message_list(row))]
-    if isinstance(row, dict) and isinstance(row.get("system"), str) and row["system"]:
-        messages.insert(0, {"role": "system", "content": row["system"]})
-    return [Conversation(messages=tuple(messages))]
-
-
-def _message(value: Any, number: int) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"message {number} is a {type(value).__name__}, not an object")
-    name = value.get("role", value.get("from"))
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
-    if role is None:
-        raise DataError(f"message {number} has the unknown role {name!r}")
-    content = value.get("content", value.get("value", value.get("text")))
-    if role == "function_call":
-        return {"role": "assistant", "content": "", "tool_calls": [_tool_call(content, number)]}
-    message: dict[str, Any] = {"role": role, **_content(content, number)}
-    calls = list(message.get("tool_calls", ()))
-    calls += [_tool_call(call, number) for call in value.get("tool_calls") or ()]
-    if value.get("function_call"):
-        calls.append(_tool_call(value["function_call"], number))
-    if calls:
-        message["tool_calls"] = calls
-    reasoning = _first(value, REASONING)
-    if isinstance(reasoning, str) and reasoning and role == "assistant":
-        message["reasoning_content"] = reasoning
-    if value.get("cut_off") is True:
-        message["cut_off"] = True
-    if content is None and not calls:
-        raise DataError(f"message {number} of role '{role}' has no content")
-    return message
-
-
-def _content(content: Any, number: int) -> dict[str, Any]:
-    """Return content, reasoning and tool calls of a string, a list of parts, or a dict."""
-    if content is None or isinstance(content, str):
-        return {"content": content or ""}
-    if isinstance(content, dict):
-        texts = [content[key] for key in CONTENT_KEYS if isinstance(content.get(key), str)]
-        if len(texts) != 1:
-            raise DataError(
-                f"message {number} has a content object of keys {', '.join(map(str, content))}, "
-                f"not one text under {', '.join(CONTENT_KEYS)}"
-            )
-        return {"content": texts[0]}
-    if not isinstance(content, list):
-        raise DataError(f"message {number} has a content of type {type(content).__name__}")
-    texts, thoughts, calls = [], [], []
-    for part in content:
-        kind = "text" if isinstance(part, str) else _part_kind(part, number)
-        value = part if isinstance(part, str) else _first(part, ("text", "value", "content"))
-        if kind in ("text", "input_text", "output_text") and isinstance(value, str):
-            texts.append(value)
-        elif kind in ("reasoning", "thinking") and isinstance(part, dict):
-            thoughts.append(str(value if value is not None else part.get(kind, "")))
-        elif kind == "tool_call":
-            calls.append(_tool_call(value if value is not None else part, number))
-        else:
-            raise DataError(f"message {number} has a part of type '{kind}', which is no text")
-    message: dict[str, Any] = {"content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _part_kind(part: Any, number: int) -> str:
-    if not isinstance(part, dict):
-        raise DataError(f"message {number} has a content part of type {type(part).__name__}")
-    return str(part.get("type", "text"))
-
-
-def _tool_call(call: Any, number: int) -> dict[str, Any]:
-    """Return a call as OpenAI's object, its arguments as an object wherever they are one."""
-    call = _maybe_json(call)
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"message {number} has a tool call without a function name")
-    given = function.get("arguments", function.get("parameters", {}))
-    parsed = _maybe_json(given)
-    arguments = parsed if isinstance(parsed, dict) else given
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    tools = _maybe_json(value)
-    if not tools:
-        return ()
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise DataError("has tools that are not a list of objects")
-    return tuple(
-        tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
-    )
+    return [to_message(value, k) for k, value in enumerate(values)]
 
 
 def _from_instruction(row: Any) -> list[Conversation]:
     row = row if isinstance(row, dict) else {}
-    question, answer = _first(row, QUESTIONS), _first(row, ANSWERS)
+    question, answer = _only(row, QUESTIONS), _only(row, ANSWERS)
+    given = _text(row, INPUTS)
+    messages = _earlier_turns(maybe_json(row.get("history")))
     if isinstance(question, list):  # prompt and completion as lists of messages
-        return _from_messages([*question, *(answer if isinstance(answer, list) else ())])
-    if not isinstance(question, str):
-        raise DataError(f"has no text under any of {', '.join(QUESTIONS)}")
-    given = row.get("input") or ""
-    if not isinstance(given, str):
-        raise DataError(f"has an input of type {type(given).__name__}, not text")
-    messages: list[dict[str, Any]] = []
-    if isinstance(row.get("system"), str) and row["system"]:
-        messages.append({"role": "system", "content": row["system"]})
-    for asked, answered in row.get("history") or ():
+        if given:
+            raise DataError("has an input beside a list of messages, where it has no place")
+        messages += _messages(question)
+    elif isinstance(question, str):
+        asked = f"{question}\n\n{given}" if given else question
         messages.append({"role": "user", "content": asked})
-        messages.append({"role": "assistant", "content": answered})
-    messages.append({"role": "user", "content": f"{question}\n\n{given}" if given else question})
-    if answer is not None:
-        if not isinstance(answer, str):
-            raise DataError(f"has an answer of type {type(answer).__name__}, not text")
-        messages.append({"role": "assistant", "content": answer})
-    return [Conversation(messages=tuple(messages))]
+    else:
+        raise DataError(f"has no text under any of {', '.join(QUESTIONS)}")
+    if isinstance(answer, list) and isinstance(question, list):
+        messages += _messages(answer)
+    elif isinstance(answer, str):
+        messages.append({"role": "assistant", "content": answer, **thought_of(row, "")})
+    elif answer is not None:
+        raise DataError(f"has an answer of type {kind_of(answer)}, not text")
+    return _with_system(row, messages)
+
+
+def _earlier_turns(turns: Any) -> list[Mapping[str, Any]]:
+    """Return the turns before an instruction: pairs of texts, or what other formats take."""
+    if not turns:
+        return []
+    if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
+        return list(_CONVERTERS[_detect_list(turns)](turns)[0].messages)
+    if not isinstance(turns, list) or not all(map(_is_pair, turns)):
+        raise DataError("has a history of neither pairs of texts nor messages")
+    return [
+        {"role": role, "content": text}
+        for pair in turns
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+def _is_pair(turn: Any) -> bool:
+    return isinstance(turn, list) and len(turn) == 2 and all(isinstance(t, str) for t in turn)
 
 
 def _from_history(row: Any) -> list[Conversation]:
-    turns = row if isinstance(row, list) else _first(row, ("history", "turns", *LISTS))
+    turns = (
+        row if isinstance(row, list) else maybe_json(first_of(row, ("history", "turns", *CHATS)))
+    )
     if not isinstance(turns, list) or not turns:
         raise DataError("has an empty history" if turns == [] else "has no list of turns")
-    messages: list[dict[str, str]] = []
+    messages: list[Mapping[str, Any]] = []
     for k, turn in enumerate(turns):
         if isinstance(turn, str):
             turn = {"user": turn}
@@ -318,9 +257,9 @@ def _from_history(row: Any) -> list[Conversation]:
         answer = turn.get("bot", turn.get("assistant"))
         if answer is not None:
             if not isinstance(answer, str):
-                raise DataError(f"turn {k} has an answer of type {type(answer).__name__}")
+                raise DataError(f"turn {k} has an answer of type {kind_of(answer)}")
             messages.append({"role": "assistant", "content": answer})
-    return [Conversation(messages=tuple(messages))]
+    return _with_system(row, messages)
 
 
 def _from_tree(row: Any) -> list[Conversation]:
@@ -338,8 +277,10 @@ def _threads(root: Any) -> Iterator[list[Mapping[str, Any]]]:
     waiting: list[tuple[Any, list[Mapping[str, Any]]]] = [(root, [])]
     while waiting:
         node, path = waiting.pop()
-        path = [*path, _message(node, len(path))]
-        replies = node.get("replies") or ()
+        path = [*path, to_message(node, len(path))]
+        replies = node.get("replies") or []
+        if not isinstance(replies, list):
+            raise DataError(f"has replies of type {kind_of(replies)}, not a list")
         if not replies:
             yield path
         waiting.extend((reply, path) for reply in reversed(replies))

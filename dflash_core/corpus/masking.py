@@ -266,7 +266,8 @@ def encode_chat(
 
     Args:
         tokenizer: A fast tokenizer with a chat template.
-        messages: OpenAI messages: role, content, and for assistants reasoning_content, tool_calls.
+        messages: OpenAI messages: role, content, and for assistants reasoning_content, tool_calls
+            and weight, which is 0 where an answer carries no loss.
         supervise: Whether every assistant turn carries loss or only the last.
         tools: JSON schemas of the tools on offer.
 

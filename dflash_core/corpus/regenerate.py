@@ -70,7 +70,7 @@ class RegenerateReport(FrozenModel):
     num_regenerated: int
     """Answers written anew."""
     num_kept: int
-    """Answers that keep their text: tool calls, and those that were not chosen."""
+    """Answers that keep their text: tool calls, those of weight 0 and those not chosen."""
     num_cut_off: int
     """Answers cut off at max_new_tokens; their conversations end there."""
     num_tokens: int
@@ -227,7 +227,8 @@ def _advance(dialogue: _Dialogue, choose: Callable[[Message], bool]) -> bool:
     """Say what stands fixed; return whether an answer is to be generated next."""
     while dialogue.coming:
         message = dialogue.coming[0]
-        if message["role"] == "assistant" and not message.get("tool_calls") and choose(message):
+        fixed = message.get("tool_calls") or message.get("weight") == 0
+        if message["role"] == "assistant" and not fixed and choose(message):
             return True
         if message["role"] == "assistant":
             dialogue.turns.append({"message": len(dialogue.said), "kept": True})

@@ -40,7 +40,7 @@ class Rendering:
     Attributes:
         text: What the template makes of it.
         spans: Start and end in ``text`` of each assistant turn's own text with its end-of-turn
-            token, in order.
+            token, in order; empty for a turn of weight 0.
         control_spans: Where ``text`` holds the letters of a control token that the template did
             not write; they must stay letters.
     """
@@ -108,6 +108,7 @@ class TurnFinder:
                 spans = self._locate_each(text, messages, tools)
         if skeleton.nested:
             _check_tool_calls(text, spans, messages)
+        spans = _without_weightless(spans, messages)
         return Rendering(text, spans, self._foreign_controls(text, messages, tools, skeleton))
 
     def render_prompt(
@@ -319,6 +320,15 @@ def _check_dropped(message: Message, number: int) -> None:
             f"the chat template drops the text beside the tool call in message {number}; remove "
             "it or use a template that renders both"
         )
+
+
+def _without_weightless(spans: Sequence[Span], messages: Sequence[Message]) -> list[Span]:
+    """Empty the spans of answers of weight 0: they are context, not to be learnt from."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    return [
+        (start, start if message.get("weight") == 0 else end)
+        for (start, end), message in zip(spans, answers, strict=True)
+    ]
 
 
 def _check_tool_calls(text: str, spans: Sequence[Span], messages: Sequence[Message]) -> None:

@@ -1,6 +1,7 @@
 """Every shape of chat becomes the same OpenAI messages, or is refused by name."""
 
 import json
+from datetime import date
 
 import pytest
 
@@ -24,7 +25,12 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
             {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
             "sharegpt",
         ),
-        ({"instruction": "q", "input": "", "output": "a"}, "instruction"),
+        ({"instruction": "q", "input": "", "context": None, "output": "a"}, "instruction"),
+        ({"prompt": "other", "response": "other", "messages": list(PAIR)}, "messages"),
+        ({"prompt": "q", "response": "a", "messages": []}, "instruction"),
+        ({"prompt": [PAIR[0]], "response": "a"}, "instruction"),
+        ({"question": [[PAIR[0]]], "answer": "a"}, "instruction"),
+        ({"instruction": "q", "prompt": "q", "output": "a"}, "instruction"),
         ({"question": "q", "answer": "a"}, "instruction"),
         ({"prompt": "q", "canonical_solution": "a", "task_id": "t/1"}, "instruction"),
         ({"history": [{"user": "q", "bot": "a"}]}, "history"),
@@ -57,15 +63,56 @@ def test_contents_of_every_kind_are_text(content) -> None:
     assert convert_row(row)[0].messages == PAIR
 
 
-def test_input_of_an_instruction_is_kept() -> None:
-    (item,) = convert_row({"instruction": "add", "input": "1 2", "output": "3"})
+@pytest.mark.parametrize("name", ["input", "context"])
+def test_input_of_an_instruction_is_kept(name) -> None:
+    (item,) = convert_row({"instruction": "add", name: "1 2", "output": "3"})
     assert item.messages[0]["content"] == "add\n\n1 2"
 
 
-def test_earlier_turns_of_an_instruction_are_kept() -> None:
-    row = {"instruction": "q2", "output": "a2", "history": [["q", "a"]], "system": "s"}
+@pytest.mark.parametrize(
+    "history",
+    [
+        [["q", "a"]],
+        '[["q", "a"]]',
+        list(PAIR),
+        [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
+        [{"user": "q", "bot": "a"}],
+    ],
+)
+def test_earlier_turns_of_an_instruction_are_kept(history) -> None:
+    row = {"instruction": "q2", "output": "a2", "history": history, "system": "s"}
     (item,) = convert_row(row)
     assert [message["content"] for message in item.messages] == ["s", "q", "a", "q2", "a2"]
+    assert item.messages[1:3] == PAIR
+    del row["output"]
+    assert convert_row(row)[0].messages == item.messages[:-1]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "response": "a"},
+        {"history": [{"user": "q", "bot": "a"}]},
+        {"prompt": [PAIR[0]], "completion": [PAIR[1]]},
+        {"messages": list(PAIR)},
+        {"messages": [{"role": "system", "content": "s"}, *PAIR]},
+    ],
+)
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_system_text_beside_a_chat_comes_first(row, name) -> None:
+    (item,) = convert_row({**row, name: "s"})
+    assert item.messages == ({"role": "system", "content": "s"}, *PAIR)
+
+
+def test_thought_beside_an_answer_is_kept() -> None:
+    (item,) = convert_row({"question": "q", "reasoning": "r", "answer": "a"})
+    assert item.messages == (PAIR[0], {**PAIR[1], "reasoning_content": "r"})
+
+
+def test_weight_of_an_answer_is_kept_where_it_is_none() -> None:
+    answers = [{**PAIR[1], "weight": weight} for weight in (0, 1, None)]
+    (item,) = convert_row({"messages": [PAIR[0], *answers]})
+    assert item.messages == (PAIR[0], {**PAIR[1], "weight": 0}, PAIR[1], PAIR[1])
 
 
 @pytest.mark.parametrize("arguments", [{"x": 1}, '{"x": 1}'])
@@ -161,6 +208,21 @@ def test_hash_depends_on_what_is_said_alone() -> None:
         ({"messages": list(PAIR), "tools": "none"}, "tools that are not a list"),
         ({"instruction": "q", "input": 5, "output": "a"}, "input of type int"),
         ({"instruction": "q", "output": 5}, "answer of type int"),
+        ({"instruction": "q", "output": "a", "history": "none"}, "neither pairs of texts nor"),
+        ({"instruction": "q", "output": "a", "history": [["x", "y", "z"]]}, "neither pairs"),
+        ({"instruction": "q", "output": "a", "history": [["x", None]]}, "neither pairs"),
+        ({"instruction": "q", "question": "p", "answer": "a"}, "under instruction and question"),
+        ({"instruction": "q", "response": "a", "chosen": "b"}, "under response and chosen"),
+        ({"instruction": "q", "input": "i", "context": "c"}, "under input and context"),
+        ({"messages": list(PAIR), "chat": [PAIR[0]]}, "under messages and chat"),
+        ({"messages": list(PAIR), "system": 5}, "system of type int"),
+        ({"prompt": [PAIR[0]], "completion": [PAIR[1]], "input": "x"}, "input beside a list"),
+        ({"prompt": [PAIR[0]], "completion": 5}, "answer of type int"),
+        ({"messages": [PAIR[0], {**PAIR[1], "tool_calls": 1}]}, "tool calls of type int"),
+        ({"messages": [PAIR[0], {**PAIR[1], "weight": 0.5}]}, "weight 0.5"),
+        ({"messages": [PAIR[0], {**PAIR[1], "thinking": ["r"]}]}, "thought of type list"),
+        ({"role": "prompter", "text": "q", "replies": 3}, "replies of type int"),
+        ({"messages": list(PAIR), "tools": [{"since": date(2026, 1, 1)}]}, "unknown shape"),
         ({"history": [{"user": 5}]}, "turn 0 has no text"),
         ({"history": [{"user": "q", "bot": 5}]}, "turn 0 has an answer of type int"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "2 token ids but a mask of 1"),

@@ -87,6 +87,16 @@ def test_thought_is_supervised_where_it_is_rendered(tokenizer) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["plain", "marked", "thinks last"])
+def test_answer_of_weight_0_is_context(tokenizer, name) -> None:
+    bad = assistant("bad", weight=0)
+    chat = [user("q"), bad, user("q"), assistant("good"), user("q"), bad]
+    encoded = encode(tokenizer, templates.FAITHFUL[name], chat)
+    assert supervised_texts(tokenizer, encoded) == ["good<|im_end|>"]
+    whole = encode(tokenizer, templates.FAITHFUL[name], [{**m, "weight": 1} for m in chat])
+    assert tokenizer.decode(encoded.input_ids) == tokenizer.decode(whole.input_ids)
+
+
 def test_thought_that_the_prompt_opens_starts_behind_its_tag(tokenizer) -> None:
     chat = [user("q"), assistant("b", reasoning_content="s")]
     encoded = encode(tokenizer, templates.OPENS_THOUGHT, chat)

@@ -99,6 +99,8 @@ def test_tool_calls_and_answers_not_chosen_keep_their_text(tmp_path: Path) -> No
         assistant("old"),
         user("b"),
         assistant("keep me"),
+        user("c"),
+        assistant("bad", weight=0),
     )
     report = regenerate_chats(
         [chat],
@@ -108,8 +110,10 @@ def test_tool_calls_and_answers_not_chosen_keep_their_text(tmp_path: Path) -> No
         choose=lambda answer: answer["content"] != "keep me",
     )
     row = rows(tmp_path / "r.jsonl")[0]
-    assert [m["content"] for m in row["messages"]] == ["a", "", "7", "7!3", "b", "keep me"]
-    assert (report.num_kept, report.num_regenerated) == (2, 1)
+    contents = [m["content"] for m in row["messages"]]
+    assert contents == ["a", "", "7", "7!3", "b", "keep me", "c", "bad"]
+    assert row["messages"][-1]["weight"] == 0
+    assert (report.num_kept, report.num_regenerated) == (3, 1)
 
 
 def test_result_is_read_back_as_what_was_said(tmp_path: Path) -> None:
@@ -155,6 +159,18 @@ def test_facts_stand_beside_the_file(tmp_path: Path) -> None:
     regenerate_chats([conversation(user("a"))], Echo(), tmp_path / "r.jsonl", facts=FACTS)
     meta = json.loads((tmp_path / "r.jsonl.meta.json").read_text())
     assert meta["facts"] == FACTS and meta["report"]["num_regenerated"] == 1
+
+
+def test_rows_that_cannot_be_taken_are_told_and_do_not_end_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"instruction": "q", "output": "a", "history": [["x"]]}\n'
+        '{"question": "q", "answer": "a"}\n'
+    )
+    told: list[str] = []
+    (found,) = iter_conversations([path], PrepareConfig(), pass_over=told.append)
+    assert found.row_id == "a/2"
+    assert told == ["row 1 has a history of neither pairs of texts nor messages"]
 
 
 def test_conversations_of_files_are_named_by_file_and_line(tmp_path: Path) -> None:
