@@ -173,13 +173,27 @@ def check_tensors(path: Path, tensors: dict[str, Tensor], shapes: dict[str, torc
 def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
     qwen3: Any = Qwen3Config.from_dict(raw)
     num_target_layers = int(raw["num_target_layers"])
-    layer_ids = dflash.get("target_layer_ids") or raw.get("target_layer_ids")
-    if layer_ids is None:
+
+    def value(name: str, default: Any = None) -> Any:  # null counts as absent
+        found = (part[name] for part in (dflash, raw) if part.get(name) is not None)
+        return next(found, default)
+
+    if value("use_swa") and (
+        "sliding_attention" not in qwen3.layer_types
+        or value("swa_window_size") not in (None, qwen3.sliding_window)
+    ):
+        raise ValueError(
+            f"use_swa with swa_window_size {value('swa_window_size')} contradicts layer_types "
+            f"{list(qwen3.layer_types)} with sliding_window {qwen3.sliding_window}; name the "
+            "sliding layers in layer_types and their width in sliding_window"
+        )
+    layer_ids = value("target_layer_ids")
+    if not layer_ids:
         layer_ids = published_layer_ids(num_target_layers, qwen3.num_hidden_layers)
     return DraftSpec(
         hidden_size=qwen3.hidden_size,
         num_layers=qwen3.num_hidden_layers,
-        block_size=dflash.get("block_size", raw.get("block_size", 16)),
+        block_size=value("block_size", 16),
         intermediate_size=qwen3.intermediate_size,
         num_attention_heads=qwen3.num_attention_heads,
         num_key_value_heads=qwen3.num_key_value_heads,
@@ -193,12 +207,9 @@ def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
         max_position_embeddings=qwen3.max_position_embeddings,
         layer_types=tuple(qwen3.layer_types),
         sliding_window=qwen3.sliding_window,
-        is_causal=raw.get("is_causal", dflash.get("causal")),
+        is_causal=value("is_causal", value("causal")),
         attention_bias=qwen3.attention_bias,
-        input_embedding_scale=dflash.get("input_embedding_scale", 1.0),
-        output_multiplier=dflash.get("output_multiplier", 1.0),
-        final_logit_softcapping=dflash.get(
-            "final_logit_softcapping", raw.get("final_logit_softcapping")
-        )
-        or None,
+        input_embedding_scale=value("input_embedding_scale", 1.0),
+        output_multiplier=value("output_multiplier", 1.0),
+        final_logit_softcapping=value("final_logit_softcapping") or None,
     )

@@ -68,6 +68,10 @@ def test_wrong_weights_are_refused(folder, change, sentence):
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
         ({"num_target_layers": 2}, "leaves the target's 2 layers"),
         ({"dflash_config": {"mask_token_id": 96, "block_size": 1}}, "block_size"),
+        (
+            {"dflash_config": {"mask_token_id": 96, "use_swa": True, "swa_window_size": 64}},
+            "use_swa with swa_window_size 64 contradicts layer_types",
+        ),
     ],
 )
 def test_a_wrong_config_is_refused(folder, changes, sentence):
@@ -85,6 +89,29 @@ def test_older_checkpoints_are_read(folder):
     (folder / "config.json").write_text(json.dumps(raw))
     spec = load_drafter(folder).spec
     assert (spec.block_size, spec.rope_parameters["rope_theta"]) == (4, 5_000.0)
+
+
+def test_what_stands_at_the_top_or_is_null_is_read(folder):
+    """Inside dflash_config first, then at the top; null says nothing."""
+    top = {"input_embedding_scale": 16.0, "output_multiplier": 0.25, "is_causal": None}
+    inside = {"causal": True, "output_multiplier": 0.5, "final_logit_softcapping": None}
+    raw = json.loads((folder / "config.json").read_text())
+    edit_config(folder, **top, dflash_config=raw["dflash_config"] | inside)
+    spec = load_drafter(folder).spec
+    assert (spec.input_embedding_scale, spec.output_multiplier) == (16.0, 0.5)
+    assert (spec.is_causal, spec.final_logit_softcapping) == (True, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_positions_stay_exact_whatever_the_weights_are_cast_to(target, tmp_path, dtype):
+    """An angle of 2,000 rounded to float32 is off by 1.2e-4; bfloat16 frequencies by several."""
+    out = export_drafter(small_drafter(target), tmp_path / "drafter", dtype=torch.bfloat16)
+    drafter = load_drafter(out).to(dtype)
+    size, theta = drafter.spec.head_dim, drafter.spec.rope_parameters["rope_theta"]
+    angles = 2_000 * theta ** -(np.arange(0, size, 2) / size)
+    cos, sin = drafter.rotary_emb(torch.zeros(1), torch.tensor([[2_000]]))
+    np.testing.assert_allclose(cos[0, 0, : size // 2], np.cos(angles), atol=2e-4)
+    np.testing.assert_allclose(sin[0, 0, : size // 2], np.sin(angles), atol=2e-4)
 
 
 def test_the_config_says_what_servers_ask_for(folder):
