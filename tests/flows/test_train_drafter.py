@@ -29,7 +29,8 @@ def tracked(settings: Settings, name: str) -> tuple[MlflowClient, Run, list[Run]
 
 
 def test_accepted_run_trains_measures_registers_and_reports(tiny_settings: MakeSettings) -> None:
-    settings = tiny_settings(run={"name": "accepted"})
+    often = {"epochs": 1, "topology": {"num_ranks": 2}, "validation": {"every_steps": 2}}
+    settings = tiny_settings(run={"name": "accepted"}, training=often)
     state = train_drafter(settings, return_state=True)
     assert state.is_completed(), state.message
     summary = state.result()
@@ -65,6 +66,7 @@ def test_accepted_run_trains_measures_registers_and_reports(tiny_settings: MakeS
     (training,) = [run for run in nested if run.info.run_name == "training"]
     history = client.get_metric_history(training.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, summary.training.num_steps + 1))
+    assert client.get_metric_history(training.info.run_id, "heldout_loss")
     version = client.get_model_version_by_alias("dflash-drafter", "challenger")
     assert version.run_id == training.info.run_id
     assert float(version.tags["tau"]) == pytest.approx(summary.acceptance.tau, abs=1e-4)
