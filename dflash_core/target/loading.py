@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -157,15 +158,23 @@ def load_target(
             attn_implementation=config.attention,
             trust_remote_code=trust,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0]
         raise TargetError(
             f"{config.path} cannot be loaded as a target model: {first}; set target.path to a "
             "transformers folder of a causal language model"
         ) from None
     model, found = loaded
+    if found["mismatched_keys"]:
+        name, stored, expected = min(found["mismatched_keys"])
+        raise TargetError(
+            f"{config.path} holds {name} in shape {tuple(stored)} but its config.json says "
+            f"{tuple(expected)}; set target.path to a folder whose weights and config.json belong "
+            "together"
+        )
     if found["missing_keys"]:  # filled at random, with no more than a warning
         missing = sorted(found["missing_keys"])
         raise TargetError(

@@ -84,6 +84,20 @@ def test_a_model_without_weights_is_named(folder: Path, tmp_path: Path) -> None:
         load_target(TargetConfig(path=tmp_path))
 
 
+def test_a_half_copied_file_of_weights_is_refused(tmp_path: Path) -> None:
+    file = tiny_target(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1_000])
+    with pytest.raises(TargetError, match=r"cannot be loaded .*header.*target\.path"):
+        load_target(TargetConfig(path=tmp_path))
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    file = tiny_target(tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 48}))
+    with pytest.raises(TargetError, match=r"layers\.0\.mlp\.\w+\.weight in shape .*\(32, 48\)"):
+        load_target(TargetConfig(path=tmp_path))
+
+
 def test_digest_follows_the_weights(folder: Path, tmp_path: Path) -> None:
     other = tiny_target(tmp_path / "other", seed=1)
     same = tiny_target(tmp_path / "same")
