@@ -239,6 +239,11 @@ class TurnFinder:
         """Let a span end behind its end-of-turn token, or before it where the target had none."""
         if message.get("cut_off"):
             body = text[start:end]
+            thought = str(message.get("reasoning_content") or "").strip()
+            if thought and not message["content"].strip():
+                # Cut off inside its thought, which the template closes and the target did not.
+                _, found, behind = body.rpartition(thought)
+                return start, end - len(behind) if found else start
             token = next((t for t in self.end_tokens if body.endswith(t)), "")
             return start, end - len(token)
         following = self._end.match(text, end)

@@ -12,9 +12,10 @@ from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.plain import generate, stop_tokens
 
-__all__ = ["target_generate"]
+__all__ = ["target_generate", "to_answer"]
 
-OPENED_THOUGHT = "<think>\n"
+THOUGHT, CLOSED = "<think>", "</think>"
+OPENED_THOUGHT = f"{THOUGHT}\n"
 
 
 def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> Generate:
@@ -43,7 +44,7 @@ def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> 
             )
             texts.update(zip(rows, made, strict=True))
         return [
-            _answer(encoder, prompt, texts[row].tolist(), stops)
+            to_answer(encoder, prompt, texts[row].tolist(), stops)
             for row, prompt in enumerate(prompts)
         ]
 
@@ -64,12 +65,31 @@ def _batches(lengths: Sequence[int], config: RegenerateConfig) -> Iterator[list[
         yield batch
 
 
-def _answer(
-    encoder: ChatEncoder, prompt: TurnPrompt, text: list[int], stops: tuple[int, ...]
+def to_answer(
+    encoder: ChatEncoder, prompt: TurnPrompt, text: Sequence[int], stops: Sequence[int]
 ) -> Answer:
+    """Return what the target said as a message that its template renders as it was said.
+
+    Args:
+        encoder: Encoder of the target.
+        prompt: What was asked.
+        text: Tokens of the answer.
+        stops: Tokens that end one.
+    """
     stopped = bool(text) and text[-1] in stops
-    content = encoder.decode(text[:-1] if stopped else text)
+    said = encoder.decode(text[:-1] if stopped else text)
+    asked = encoder.prompt_text(prompt.messages, tools=prompt.tools or None)
     # A thought that the prompt opens belongs to the message, or the template would not see it.
-    if encoder.prompt_text(prompt.messages, tools=prompt.tools or None).endswith(OPENED_THOUGHT):
-        content = OPENED_THOUGHT + content
-    return Answer(content, "stop" if stopped else "length", len(text))
+    content = OPENED_THOUGHT + said if asked.endswith(OPENED_THOUGHT) else said
+    if stopped:
+        return Answer(content, "stop", len(text))
+    if content.lstrip().startswith(THOUGHT) and CLOSED not in content:
+        # Without its end a thought is none to the template, which might put an empty one before it.
+        thought = content.lstrip().removeprefix(THOUGHT).strip()
+        message = {"role": "assistant", "content": "", "reasoning_content": thought}
+        rendered = encoder.finder.template.render(
+            [*prompt.messages, message], tools=prompt.tools or None
+        )
+        if rendered.startswith(asked + said.rstrip()):
+            return Answer("", "length", len(text), reasoning_content=thought)
+    return Answer(content, "length", len(text))

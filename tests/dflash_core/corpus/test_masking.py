@@ -103,6 +103,20 @@ def test_thought_that_the_prompt_opens_starts_behind_its_tag(tokenizer) -> None:
     assert supervised_texts(tokenizer, encoded) == ["s\n</think>\n\nb<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (templates.THINKS_LAST, "<think>\nLet me"),
+        (templates.OPENS_THOUGHT, "Let me"),
+        (templates.PLAIN, ""),  # it has no place for thoughts, and nothing else was said
+    ],
+)
+def test_answer_cut_off_inside_its_thought_ends_there(tokenizer, template, said) -> None:
+    answer = assistant("", reasoning_content="Let me\n", cut_off=True)
+    encoded = encode(tokenizer, template, [user("q"), answer])
+    assert "".join(supervised_texts(tokenizer, encoded)) == said
+
+
 def test_each_turn_has_its_own_end_token(tokenizer) -> None:
     encoded = encode(tokenizer, templates.LAST_END_DIFFERS, CHAT)
     assert supervised_texts(tokenizer, encoded) == ["Yes.<|im_end|>", "No.<|return|>"]
