@@ -6,6 +6,7 @@ module unfolds them. What was fetched is found again by address and version of t
 
 import re
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -92,10 +93,14 @@ def _inside(name: str, root: str) -> str:
 def _fetch_one(system: Any, name: str, file: Path) -> None:
     if not file.is_file():
         announce(f"fetching {name}")
-        part = file.with_name(f"{file.name}.part")
+        # Other runs under the root may fetch it now too, each into a file of its own.
+        part = file.with_name(f".{file.name}.{uuid.uuid4().hex}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
-        system.get_file(name, str(part))
-        part.rename(file)
+        try:
+            system.get_file(name, str(part))
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _within(seconds: float, what: str, call: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,37 @@ class Deaf(MemoryFileSystem):
 
     def get_file(self, *arguments: Any, **more: Any) -> None:
         self.released.wait(60)
+
+
+class Slow(MemoryFileSystem):
+    """Sends an object in two halves, and the second only when two fetches have the first."""
+
+    protocol = "slow"
+    both = threading.Barrier(2)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix("slow:/"))
+
+    def get_file(self, *arguments: Any, **more: Any) -> None:
+        with Path(arguments[1]).open("wb") as file:
+            for half in (b"one", b"\n"):
+                file.write(half)
+                file.flush()
+                self.both.wait(60)
+
+
+@pytest.mark.usefixtures("storage")
+def test_two_runs_that_fetch_one_object_both_get_it_whole(tmp_path: Path) -> None:
+    fsspec.register_implementation("slow", Slow, clobber=True)
+
+    def fetch(name: str) -> bytes:
+        with open_run_folder(RunConfig(root=tmp_path), default_name=name) as folder:
+            return local(folder, "slow://bucket/chats/a.jsonl")[0].read_bytes()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(fetch, ["first", "second"])) == [b"one\n"] * 2
+    assert [file.name for file in tmp_path.glob("cache/*/*")] == ["a.jsonl"], "nothing is left over"
 
 
 @pytest.mark.usefixtures("storage")
