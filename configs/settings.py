@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import (
@@ -21,6 +20,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from configs.addresses import without_secrets
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.decoding.config import EvaluationConfig
@@ -32,6 +32,7 @@ from dflash_core.throughput.gate import GateConfig
 from dflash_core.training.config import TrainingConfig
 
 __all__ = [
+    "NAME_PATTERN",
     "CompareConfig",
     "RetrainConfig",
     "RunConfig",
@@ -41,13 +42,15 @@ __all__ = [
 ]
 
 ENV_PREFIX = "DFLASH_"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 class RunConfig(FrozenModel):
     """Where a run keeps what it makes."""
 
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """Folder of the run under root; the flow run's name when not given. The same name resumes."""
+    name: str | None = Field(default=None, pattern=NAME_PATTERN)
+    """Folder of the run under root; the flow run's name, in plain letters, when not given. The same
+    name resumes."""
     root: Path = Path("runs")
     """Folder for runs, cached artifacts and the tracking database."""
     min_free_gb: float = Field(default=1.0, ge=0)
@@ -115,7 +118,7 @@ class TrackingConfig(FrozenModel):
     @field_validator("uri")
     @classmethod
     def _holds_no_password(cls, uri: str | None) -> str | None:
-        if uri and urlsplit(uri).password is not None:
+        if uri and without_secrets(uri) != uri:
             # From here the value would reach parameters, manifests and MLflow itself.
             raise ValueError(
                 "the address holds a password, and settings are recorded with every run; set "

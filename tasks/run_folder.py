@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from pathlib import Path
 
 from prefect.runtime import flow_run
 
-from configs.settings import RunConfig
+from configs.settings import NAME_PATTERN, RunConfig
+from dflash_core.artifacts import content_digest
 from dflash_core.errors import ConfigError, DFlashError
 from tasks.machines import Machines
 
 __all__ = ["RunFolder", "held_folder", "open_run_folder"]
 
+NAME = re.compile(NAME_PATTERN)
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -99,7 +102,7 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
 
     Args:
         config: Root and name.
-        default_name: Name when the settings give none.
+        default_name: Name when the settings give none; any text, such as a flow run's.
 
     Raises:
         ConfigError: The folder cannot be written or is nearly full, or another run holds it.
@@ -107,7 +110,7 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
     """
     folder = RunFolder(
         config.root.resolve(),
-        config.name or default_name,
+        config.name or _folder_name(default_name),
         config,
         Machines.of(config, str(flow_run.id)),
     )
@@ -131,3 +134,11 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
         finally:
             if folder.machines is not None:
                 folder.machines.dismiss()
+
+
+def _folder_name(text: str) -> str:
+    """Return a text as it may stand in `RunConfig.name`, and different texts as different names."""
+    if NAME.fullmatch(text):
+        return text
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:80] or "run"
+    return f"{plain}-{content_digest(text)[:8]}"

@@ -7,7 +7,6 @@ its key before it is made.
 """
 
 import json
-import re
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from requests.exceptions import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
+from configs.addresses import without_secrets
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, TrackingError
 from tasks.console import announce, warn
@@ -181,7 +181,7 @@ class Spool:
             self._deliver(message)
         except OUTAGES as error:
             if _is_refusal(error):
-                warn(f"MLflow refuses {message['kind']}: {error}")
+                warn(f"MLflow refuses {message['kind']}: {_reason(error)}")
                 if message["kind"] == "create":
                     self._refused[message["run"]] = _reason(error).rstrip(".")
                 return True
@@ -287,7 +287,7 @@ def answered(client: MlflowClient, ask: Callable[[], T], *, patience_s: float) -
 
 def shown_uri(client: MlflowClient) -> str:
     """Return where a client sends to, with a password hidden."""
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", str(client.tracking_uri))
+    return without_secrets(str(client.tracking_uri))
 
 
 def now_ms() -> int:
@@ -303,7 +303,7 @@ def _reason(error: BaseException) -> str:
     """Return what lies at the bottom of an error; HTTP clients wrap a refusal four times."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return without_secrets((str(error).splitlines() or [type(error).__name__])[0])
 
 
 def _no_answer(client: MlflowClient, patience_s: float) -> TrackingError:

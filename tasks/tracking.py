@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from prefect.runtime import flow_run
 
-from configs.settings import RunConfig, Settings, TrackingConfig
+from configs.settings import Settings, TrackingConfig
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, Interrupted
 from tasks.console import warn
-from tasks.run_folder import RunFolder, open_run_folder
+from tasks.run_folder import RunFolder, held_folder
 from tasks.spool import SPOOL_NAME, Spool, now_ms, shown_uri
 
 __all__ = [
@@ -208,7 +208,7 @@ def deliver_pending(root: Path, client: MlflowClient) -> dict[str, int]:
     for folder in Spool.unfinished(root, client):
         name = folder.parent.name
         try:
-            with open_run_folder(RunConfig(root=root, name=name), default_name=name):
+            with held_folder(folder.parent, place="run.root", name="run.name"):
                 spool = Spool(folder, client)
                 spool.end_orphans()
                 spool.send(now=True)

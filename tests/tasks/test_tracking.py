@@ -12,11 +12,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from pydantic import ValidationError
 
+from configs.addresses import without_secrets
 from configs.settings import RunConfig, Settings, TrackingConfig
 from dflash_core.errors import ConfigError, TrackingError
 from dflash_core.target.config import TargetConfig
 from flows.cli import first_problem
-from tasks.run_folder import RunFolder, open_run_folder
+from tasks.run_folder import RunFolder, held_folder, open_run_folder
 from tasks.spool import Spool, now_ms
 from tasks.tracking import StepMetrics, deliver_pending, open_tracking, tracking_client
 
@@ -140,12 +141,13 @@ def test_a_crash_before_the_cursor_moves_repeats_nothing(
 def test_a_later_run_delivers_and_ends_what_a_killed_one_left(
     client: MlflowClient, root: Path, folder: RunFolder
 ) -> None:
+    """Whatever its folder is called: flow runs have had all kinds of names."""
     line = Line(client)
-    spool = Spool(root / "killed" / "tracking", line)  # type: ignore[arg-type]
+    spool = Spool(root / "killed (again)" / "tracking", line)  # type: ignore[arg-type]
     put_run(spool, "killed")
     line.cut = True
     put_step(spool, 1)
-    with open_run_folder(RunConfig(root=root, name="killed"), default_name=""):
+    with held_folder(root / "killed (again)", place="run.root", name="run.name"):
         assert deliver_pending(root, client) == {}, "somebody still works there"
     with open_tracking(settings_for(folder), folder):
         pass
@@ -209,18 +211,49 @@ def test_a_child_of_a_refused_run_stands_alone(client: MlflowClient, tmp_path: P
     assert child.info.status == "KILLED" and "mlflow.parentRunId" not in child.data.tags
 
 
-def test_a_password_is_refused_in_settings_and_hidden_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://me:planted-secret@127.0.0.1:9",
+        "postgresql+psycopg://me:a/planted-secret@db/x",
+        "postgresql+psycopg://me@corp:planted-secret@db/x",
+        "postgresql+psycopg://me:p@planted-secret?x@db/x",
+        "postgresql+psycopg://db/x?user=me&password=planted-secret",
+        "mssql+pyodbc:///?odbc_connect=Driver%3DX%3BPWD%3Dplanted-secret",
+        "https://mlflow/?Access_Token=planted-secret#x",
+    ],
+)
+def test_a_password_is_refused_in_settings(uri: str) -> None:
     with pytest.raises(ValidationError, match="the address holds a password") as caught:
-        TrackingConfig(uri="http://me:planted-secret@127.0.0.1:9")
+        TrackingConfig(uri=uri)
     assert "planted-secret" not in first_problem(caught.value)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:planted-secret@127.0.0.1:9")
+    assert "planted-secret" not in without_secrets(f"no answer from {uri} now")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://mlflow:5000",
+        "sqlite:////data/a:b@c/mlflow.db",
+        "postgresql+psycopg://me@db:5432/x?sslmode=require&sslkey=/etc/secrets/key",
+    ],
+)
+def test_an_address_without_a_password_is_a_setting(uri: str) -> None:
+    assert TrackingConfig(uri=uri).uri == uri
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://me:planted-secret@127.0.0.1:9", "http://me:a/planted-secret@127.0.0.1:9"]
+)
+def test_a_password_of_the_environment_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], uri: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     spool = Spool(tmp_path, tracking_client(TrackingConfig(), tmp_path))
     put_run(spool, "secret")
     with pytest.raises(TrackingError, match=r"me:\*\*\*@127") as error:
         spool.run_id("k", patience_s=0)
-    assert "planted-secret" not in str(error.value)
+    assert "planted-secret" not in str(error.value) + "".join(capfd.readouterr())
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or b"planted-secret" not in file.read_bytes()
 
