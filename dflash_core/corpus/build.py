@@ -1,6 +1,5 @@
 """The corpus of a run: a store to train on and a store held out, answers made anew if wanted."""
 
-import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.assemble import PrepareReport
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.corpus.files import find_files
+from dflash_core.corpus.files import file_hashes
 from dflash_core.corpus.loading import load_tokenizer
 from dflash_core.corpus.prepare import prepare_corpus
 from dflash_core.corpus.regenerate import (
@@ -117,12 +116,8 @@ def source_digest(config: CorpusConfig) -> str:
     """
     if config.source == "stdlib":
         return content_digest("stdlib", sys.version)
-    found, _ = find_files([*config.inputs, *config.held_out_inputs])
-    digests = []
-    for file in found:
-        with file.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    return content_digest(digests)
+    hashes = file_hashes([*config.inputs, *config.held_out_inputs])
+    return content_digest(list(hashes.values()))
 
 
 def _inputs(config: CorpusConfig, out: Path) -> tuple[list[Path], list[Path]]:

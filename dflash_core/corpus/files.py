@@ -6,6 +6,7 @@ What a ``.json`` file holds is decided by its content, since half of them are JS
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from dflash_core.artifacts import MANIFEST_NAME
 from dflash_core.errors import DataError
 
-__all__ = ["RawRow", "find_files", "iter_rows", "parse_row", "stem_of"]
+__all__ = ["RawRow", "file_hashes", "find_files", "iter_rows", "parse_row", "stem_of"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".traj", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
 COMPRESSED = (".gz", ".zst")
@@ -74,6 +75,19 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[tuple[Path, str
                 f"{', '.join(SUFFIXES)} (also {' and '.join(COMPRESSED)})"
             )
     return list(found), refused
+
+
+def file_hashes(inputs: Sequence[Path]) -> dict[Path, str]:
+    """Return the SHA-256 of each chat file that files, folders and globs name, in order.
+
+    Raises:
+        DataError: As `find_files`.
+    """
+    hashes: dict[Path, str] = {}
+    for file in find_files(inputs)[0]:
+        with file.open("rb") as stream:
+            hashes[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashes
 
 
 @lru_cache(maxsize=4_096)

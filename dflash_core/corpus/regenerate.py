@@ -92,7 +92,7 @@ def regenerate_chats(
         conversations: What to answer, the same in the same order on a restart.
         generate: Answers a batch of prompts.
         out: The file; ``<out>.meta.json`` beside it holds the facts and the report.
-        facts: What the answers depend on: model, temperature, template digest, limits.
+        facts: What the answers depend on: hashes of inputs and model, temperature, limits.
         choose: Which assistant messages are written anew; the others keep their text.
         on_progress: Called after each window with the conversations that are done.
 
@@ -161,7 +161,7 @@ def _named(item: Conversation, stem: str, number: str) -> Conversation:
 
 def _resume(out: Path, meta: Path, facts: dict[str, Any]) -> int:
     """Cut the file back to whole windows and return the conversations it then holds."""
-    if not meta.is_file():
+    if not (meta.is_file() and out.is_file()):
         out.unlink(missing_ok=True)
         _write_meta(meta, {"facts": facts})
         return 0
@@ -174,8 +174,6 @@ def _resume(out: Path, meta: Path, facts: dict[str, Any]) -> int:
         )
     if "report" in before:
         return before["report"]["num_conversations"]
-    if not out.is_file():
-        return 0
     ends = [0]
     with out.open("rb") as file:
         for line in file:

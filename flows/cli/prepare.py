@@ -14,6 +14,7 @@ from rich.table import Table
 from dflash_core.corpus.assemble import PrepareReport, Selection
 from dflash_core.corpus.config import ChatFormat, PrepareConfig, RegenerateConfig
 from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
+from dflash_core.corpus.files import file_hashes, stem_of
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.regenerate import (
@@ -107,7 +108,8 @@ def _regenerate(
     """Write the answers anew beside the store, and return the file that holds them."""
     out = arguments.out.with_name(f"{arguments.out.name}.regenerated.jsonl")
     facts: dict[str, Any] = {
-        "inputs": [str(path) for path in arguments.inputs],
+        "inputs": [f"{stem_of(file)} {sha}" for file, sha in file_hashes(arguments.inputs).items()],
+        "format": config.format,
         "temperature": arguments.temperature,
         "max_new_tokens": arguments.max_new_tokens,
     }
@@ -123,9 +125,11 @@ def _regenerate(
         generate = endpoint_generate(endpoint, api_key=os.environ.get("OPENAI_API_KEY"))
         facts |= {"model": arguments.model, "endpoint": arguments.endpoint}
     else:
+        from dflash_core.target import target_digest
+
         folder = arguments.target or arguments.tokenizer
         generate, template = _load_target(folder, arguments)
-        facts |= {"model": str(folder), "template": template}
+        facts |= {"target": target_digest(folder), "template": template}
     out.parent.mkdir(parents=True, exist_ok=True)
     report = regenerate_chats(
         iter_conversations(arguments.inputs, config),

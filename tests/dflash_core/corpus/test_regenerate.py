@@ -155,6 +155,14 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts={**FACTS, "temperature": 0.7})
 
 
+def test_a_removed_file_is_begun_anew_whatever_it_was_begun_with(tmp_path: Path) -> None:
+    chats = [conversation(user("a"), assistant("x"))]
+    first = regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
+    (tmp_path / "r.jsonl").unlink()
+    again = {**FACTS, "temperature": 0.7}
+    assert regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts=again) == first
+
+
 def test_facts_stand_beside_the_file(tmp_path: Path) -> None:
     regenerate_chats([conversation(user("a"))], Echo(), tmp_path / "r.jsonl", facts=FACTS)
     meta = json.loads((tmp_path / "r.jsonl.meta.json").read_text())

@@ -7,6 +7,7 @@ import pytest
 
 from dflash_core.corpus.vocabulary import train_vocabulary
 from flows.cli import main
+from tests.tiny import tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1].startswith(f"dflash-flow: {sentence}")
     assert "Traceback" not in captured.err and not (tmp_path / "s").exists()
+
+
+def test_answers_of_other_chats_or_another_target_are_not_reused(tmp_path, chats, capsys) -> None:
+    target, out = tiny_target(tmp_path / "target"), tmp_path / "s"
+    words = ["prepare", str(chats), "--tokenizer", str(target), "--out", str(out), "--workers", "1"]
+    words += ["--regenerate", "--max-new-tokens", "2"]
+    assert main(words) == main(words) == 0
+    text = chats.read_text()
+    chats.write_text(text.replace("question 0", "question 9"))
+    assert main(words) == 2
+    assert "s.regenerated.jsonl was begun with another inputs" in capsys.readouterr().err
+    chats.write_text(text)
+    tiny_target(target, seed=1)
+    assert main(words) == 2
+    assert "s.regenerated.jsonl was begun with another target" in capsys.readouterr().err
 
 
 def test_inspect_counts_by_domain(store: Path, capsys) -> None:
