@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
+from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt, seed_of
 from dflash_core.errors import ConfigError, DFlashError
 
 __all__ = ["EndpointConfig", "endpoint_generate"]
@@ -64,7 +64,7 @@ def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Ans
         "messages": list(prompt.messages),
         "temperature": config.temperature,
         "max_tokens": config.max_new_tokens,
-        "seed": config.seed,
+        "seed": seed_of(config.seed, prompt.name),
     }
     if prompt.tools:
         body |= {"tools": list(prompt.tools), "tool_choice": "none"}

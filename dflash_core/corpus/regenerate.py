@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dflash_core.artifacts import atomic_write
+from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.chats import Conversation, convert_row
 from dflash_core.corpus.config import PrepareConfig
@@ -29,6 +29,7 @@ __all__ = [
     "TurnPrompt",
     "iter_conversations",
     "regenerate_chats",
+    "seed_of",
 ]
 
 WINDOW = 256  # answered together: enough for full batches, little to lose when stopped
@@ -36,10 +37,17 @@ WINDOW = 256  # answered together: enough for full batches, little to lose when 
 
 @dataclass(frozen=True)
 class TurnPrompt:
-    """What is to be answered: the messages so far, ending before the assistant's turn."""
+    """What is to be answered.
+
+    Attributes:
+        messages: The messages so far, ending before the assistant's turn.
+        tools: Schemas of the tools on offer.
+        name: Which conversation and turn it is; what is drawn in sampling depends on it.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ def regenerate_chats(
     waiting = islice(conversations, done, None)
     with out.open("ab") as file:
         while window := list(islice(waiting, WINDOW)):
-            rows = _answer_window(window, generate, choose)
+            rows = _answer_window(window, generate, choose, start=done)
             file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
             file.flush()
             os.fsync(file.fileno())
@@ -114,6 +122,14 @@ def regenerate_chats(
     report = _report(out)
     _write_meta(meta, {"facts": dict(facts), "report": report.model_dump()})
     return report
+
+
+def seed_of(seed: int, *names: object) -> int:
+    """Return the seed of sampling for prompts of these names, below 2**31.
+
+    A restart draws the same again, and no two prompts share their draws.
+    """
+    return int(content_digest(seed, names)[:8], 16) % 2**31
 
 
 def iter_conversations(
@@ -193,20 +209,30 @@ class _Dialogue:
     """A conversation being written anew: what is said so far, and what is still to come."""
 
     source: Conversation
+    number: int
     said: list[Message]
     coming: list[Message]
     turns: list[dict[str, Any]]
 
 
 def _answer_window(
-    window: Sequence[Conversation], generate: Generate, choose: Callable[[Message], bool]
+    window: Sequence[Conversation],
+    generate: Generate,
+    choose: Callable[[Message], bool],
+    *,
+    start: int,
 ) -> list[dict[str, Any]]:
-    dialogues = [_Dialogue(item, [], list(_with_answers(item)), []) for item in window]
+    dialogues = [
+        _Dialogue(item, number, [], list(_with_answers(item)), [])
+        for number, item in enumerate(window, start)
+    ]
     while True:
         asking = [dialogue for dialogue in dialogues if _advance(dialogue, choose)]
         if not asking:
             return [_row(dialogue) for dialogue in dialogues]
-        prompts = [TurnPrompt(tuple(d.said), d.source.tools) for d in asking]
+        prompts = [
+            TurnPrompt(tuple(d.said), d.source.tools, f"{d.number}.{len(d.said)}") for d in asking
+        ]
         for dialogue, answer in zip(asking, generate(prompts), strict=True):
             _say(dialogue, answer)
 

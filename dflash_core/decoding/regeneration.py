@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dflash_core.corpus.config import RegenerateConfig
 from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
+from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt, seed_of
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.plain import generate, stop_tokens
 
@@ -39,7 +39,7 @@ def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> 
                 max_new_tokens=config.max_new_tokens,
                 batch_size=len(rows),
                 sampling=Sampling(temperature=config.temperature),
-                seed=seed,
+                seed=seed_of(seed, *((row, prompts[row].name) for row in rows)),
                 stop_token_ids=stops,
             )
             texts.update(zip(rows, made, strict=True))

@@ -11,7 +11,7 @@ from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
 from dflash_core.corpus.regenerate import TurnPrompt
 from dflash_core.errors import ConfigError, DFlashError
 
-PROMPTS = [TurnPrompt(({"role": "user", "content": str(k)},)) for k in range(20)]
+PROMPTS = [TurnPrompt(({"role": "user", "content": str(k)},), name=str(k)) for k in range(20)]
 
 
 class Server(ThreadingHTTPServer):
@@ -67,6 +67,7 @@ def test_answers_come_in_the_order_of_the_prompts(server: Server) -> None:
     path, body, key = server.requests[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer secret")
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 512)
+    assert len({body["seed"] for _, body, _ in server.requests}) == len(PROMPTS)
 
 
 def test_busy_server_is_asked_again(server: Server) -> None:

@@ -13,6 +13,7 @@ from dflash_core.corpus.regenerate import (
     Answer,
     iter_conversations,
     regenerate_chats,
+    seed_of,
 )
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import DataError
@@ -39,11 +40,13 @@ class Echo:
         self.cut_off = cut_off
         self.fail_after = fail_after
         self.asked: list[list[str]] = []
+        self.names: list[list[str]] = []
 
     def __call__(self, prompts):
         if self.fail_after is not None and len(self.asked) >= self.fail_after:
             raise ConnectionError("server gone")
         self.asked.append([prompt.messages[-1]["content"] for prompt in prompts])
+        self.names.append([prompt.name for prompt in prompts])
         return [self.answer(prompt.messages) for prompt in prompts]
 
     def answer(self, messages):
@@ -68,6 +71,15 @@ def test_every_turn_is_answered_after_the_new_ones(tmp_path: Path) -> None:
         "num_tokens": 3,
     }
     assert (report.num_conversations, report.num_regenerated, report.num_tokens) == (1, 2, 6)
+
+
+def test_each_turn_has_a_name_of_its_own_to_sample_by(tmp_path: Path) -> None:
+    chats = [conversation(user("a"), assistant("x"), user("a"), assistant("x"))] * 2
+    echo = Echo()
+    regenerate_chats(chats, echo, tmp_path / "r.jsonl", facts=FACTS)
+    assert echo.names == [["0.1", "1.1"], ["0.3", "1.3"]]
+    seeds = [seed_of(0, name) for names in echo.names for name in names]
+    assert len(set(seeds)) == 4 and seeds[0] == seed_of(0, "0.1") != seed_of(1, "0.1")
 
 
 def test_prompts_without_answers_are_answered(tmp_path: Path) -> None:
@@ -137,7 +149,9 @@ def test_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, torn: 
     second = Echo()
     regenerate_chats(chats, second, out, facts=FACTS)
     assert [len(batch) for batch in second.asked] == [WINDOW, 20]
-    regenerate_chats(chats, Echo(), tmp_path / "whole.jsonl", facts=FACTS)
+    whole = Echo()
+    regenerate_chats(chats, whole, tmp_path / "whole.jsonl", facts=FACTS)
+    assert second.names == whole.names[1:], "what is sampled would differ"
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 

@@ -1,14 +1,16 @@
-"""What the target said is trained on as it was said."""
+"""What the target said: drawn anew for each prompt, and trained on as it was said."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from dflash_core.corpus.config import RegenerateConfig
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import TurnPrompt
 from dflash_core.corpus.vocabulary import train_vocabulary
-from dflash_core.decoding.regeneration import to_answer
+from dflash_core.decoding.regeneration import target_generate, to_answer
 from tests.dflash_core.corpus import templates
 from tests.dflash_core.corpus.conftest import TEXTS, with_return_token
+from tests.dflash_core.draft.parts import small_target
 
 PROMPT = TurnPrompt(({"role": "user", "content": "q"},))
 
@@ -17,6 +19,18 @@ PROMPT = TurnPrompt(({"role": "user", "content": "q"},))
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     folder = tmp_path_factory.mktemp("tokenizer")
     return with_return_token(train_vocabulary(TEXTS, vocab_size=300, out=folder, max_length=4096))
+
+
+def test_each_batch_draws_its_own_and_a_restart_the_same(tokenizer) -> None:
+    target = small_target(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    target.tokenizer = tokenizer
+    config = RegenerateConfig(temperature=1.0, max_new_tokens=8, batch_tokens=1)
+    prompts = [TurnPrompt(PROMPT.messages, name=str(k)) for k in range(4)]
+    first = target_generate(target, config)(prompts)
+    assert len({answer.content for answer in first}) == 4
+    assert target_generate(target, config)(prompts) == first
+    other = target_generate(target, config)([TurnPrompt(PROMPT.messages, name="4")])
+    assert other[0] not in first, "another window repeats the draws"
 
 
 @pytest.mark.parametrize(
