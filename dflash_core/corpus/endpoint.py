@@ -12,12 +12,15 @@ from pydantic import Field
 
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt, seed_of
+from dflash_core.corpus.spans import Message
 from dflash_core.errors import ConfigError, DFlashError
 
 __all__ = ["EndpointConfig", "endpoint_generate"]
 
 # What a server says when it may say otherwise later.
 PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+# What it says to one prompt, such as a too long one; unless it says so to every prompt.
+PROMPT_STATUS = frozenset({400, 413, 422})
 
 
 class EndpointConfig(FrozenModel):
@@ -46,16 +49,33 @@ class EndpointConfig(FrozenModel):
 def endpoint_generate(config: EndpointConfig, *, api_key: str | None = None) -> Generate:
     """Return a callable that has a server answer.
 
+    A prompt that the server refuses, while it takes others, has a ``refused`` answer.
+
     Raises:
-        ConfigError: (the callable) The server refuses the request as such.
+        ConfigError: (the callable) The server refuses the request as such, whatever the prompt.
         DFlashError: (the callable) The server did not answer after all tries.
     """
 
     def generate(prompts: Sequence[TurnPrompt]) -> list[Answer]:
         with ThreadPoolExecutor(config.num_parallel) as pool:
-            return list(pool.map(lambda prompt: _ask(prompt, config, api_key), prompts))
+            answers = list(pool.map(lambda prompt: _ask(prompt, config, api_key), prompts))
+        if all(answer.finish_reason == "refused" for answer in answers):
+            for tools in {bool(prompt.tools): prompt.tools for prompt in prompts}.values():
+                _check_request(tools, config, api_key)
+        return answers
 
     return generate
+
+
+def _check_request(tools: tuple[Message, ...], config: EndpointConfig, api_key: str | None) -> None:
+    """Refuse to go on when even the shortest prompt is refused: it is not the prompts."""
+    shortest = TurnPrompt(({"role": "user", "content": "Hi"},), tools)
+    answer = _ask(shortest, config, api_key)
+    if answer.finish_reason == "refused":
+        raise ConfigError(
+            f"{config.url} refuses every prompt with {answer.refusal}; mend the model's name, the "
+            "limits or the server's own settings"
+        )
 
 
 def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Answer:
@@ -68,7 +88,10 @@ def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Ans
     }
     if prompt.tools:
         body |= {"tools": list(prompt.tools), "tool_choice": "none"}
-    reply = _post(f"{config.url.rstrip('/')}/chat/completions", body, config, api_key)
+    try:
+        reply = _post(f"{config.url.rstrip('/')}/chat/completions", body, config, api_key)
+    except _PromptRefused as refusal:
+        return Answer("", "refused", 0, refusal=str(refusal))
     try:
         choice = reply["choices"][0]
         message = choice["message"]
@@ -83,6 +106,10 @@ def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Ans
             f"{config.url} answers in another form than chat completions: "
             f"{json.dumps(reply)[:200]}; give the base address of an OpenAI-compatible server"
         ) from None
+
+
+class _PromptRefused(Exception):
+    """The server takes the request but not this prompt."""
 
 
 def _post(url: str, body: dict[str, Any], config: EndpointConfig, api_key: str | None) -> Any:
@@ -100,6 +127,8 @@ def _post(url: str, body: dict[str, Any], config: EndpointConfig, api_key: str |
         except urllib.error.HTTPError as error:
             with error:
                 reason = f"status {error.code}: {error.read(300).decode(errors='replace')}"
+            if error.code in PROMPT_STATUS:
+                raise _PromptRefused(reason) from None
             if error.code not in PASSING_STATUS:
                 raise ConfigError(f"{url} refuses the request with {reason}") from None
         except (OSError, ValueError) as error:

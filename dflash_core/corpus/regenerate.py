@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.chats import Conversation, convert_row
@@ -32,6 +34,7 @@ __all__ = [
     "seed_of",
 ]
 
+MOST_NAMED = 100  # refused conversations that a report names; the file has them all
 WINDOW = 256  # answered together: enough for full batches, little to lose when stopped
 
 
@@ -56,15 +59,18 @@ class Answer:
 
     Attributes:
         content: Its text, without the end-of-turn token.
-        finish_reason: ``stop``, or ``length`` when it was cut off.
+        finish_reason: ``stop``; ``length`` when it was cut off; ``refused`` when the server takes
+            every prompt but this one.
         num_tokens: Tokens generated.
         reasoning_content: Its thoughts, where the server splits them off.
+        refusal: Why it was refused.
     """
 
     content: str
     finish_reason: str
     num_tokens: int
     reasoning_content: str | None = None
+    refusal: str = ""
 
 
 Generate = Callable[[Sequence[TurnPrompt]], Sequence[Answer]]
@@ -83,6 +89,10 @@ class RegenerateReport(FrozenModel):
     """Answers cut off at max_new_tokens; their conversations end there."""
     num_tokens: int
     """Tokens generated."""
+    num_refused: int = 0
+    """Prompts that the server refused, such as too long ones; their conversations end before."""
+    refused: dict[str, str] = Field(default_factory=dict)
+    """The first of them: ids of their conversations, and why."""
 
 
 def regenerate_chats(
@@ -261,6 +271,14 @@ def _advance(dialogue: _Dialogue, choose: Callable[[Message], bool]) -> bool:
 
 
 def _say(dialogue: _Dialogue, answer: Answer) -> None:
+    if answer.finish_reason == "refused":
+        # What was answered before stays; `prepare_store` names a row without any answer.
+        refused = {"message": len(dialogue.said), "kept": False, "refused": answer.refusal}
+        dialogue.turns.append(refused)
+        dialogue.coming.clear()
+        answered = [k for k, said in enumerate(dialogue.said, 1) if said["role"] == "assistant"]
+        del dialogue.said[max(answered, default=len(dialogue.said)) :]
+        return
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.reasoning_content:
         message["reasoning_content"] = answer.reasoning_content
@@ -297,10 +315,15 @@ def _row(dialogue: _Dialogue) -> dict[str, Any]:
 
 def _report(out: Path) -> RegenerateReport:
     conversations = kept = regenerated = cut_off = tokens = 0
+    refused: list[tuple[str, str]] = []
     with out.open("rb") as file:
         for line in file:
             conversations += 1
-            for turn in json.loads(line)["regenerated"]:
+            row = json.loads(line)
+            for turn in row["regenerated"]:
+                if "refused" in turn:
+                    refused.append((row["id"], turn["refused"]))
+                    continue
                 kept += turn["kept"]
                 regenerated += not turn["kept"]
                 cut_off += turn.get("finish_reason") == "length"
@@ -311,4 +334,6 @@ def _report(out: Path) -> RegenerateReport:
         num_kept=kept,
         num_cut_off=cut_off,
         num_tokens=tokens,
+        num_refused=len(refused),
+        refused=dict(refused[:MOST_NAMED]),
     )

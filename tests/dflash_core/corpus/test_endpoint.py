@@ -16,6 +16,7 @@ PROMPTS = [TurnPrompt(({"role": "user", "content": str(k)},), name=str(k)) for k
 
 class Server(ThreadingHTTPServer):
     statuses: list[int]
+    longest: int | None = None
     requests: list[tuple[str, dict, str | None]]
     reply: dict | None = None
     daemon_threads = True
@@ -28,7 +29,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, body, self.headers.get("Authorization")))
         status = self.server.statuses.pop(0) if self.server.statuses else 200
-        message = {"role": "assistant", "content": body["messages"][-1]["content"] + "!"}
+        asked = body["messages"][-1]["content"]
+        if self.server.longest is not None and len(asked) > self.server.longest:
+            status = 400
+        message = {"role": "assistant", "content": asked + "!"}
         reply = self.server.reply or {
             "choices": [{"message": message, "finish_reason": "length"}],
             "usage": {"completion_tokens": 2},
@@ -47,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[Server]:
     running = Server(("127.0.0.1", 0), Handler)
     running.statuses, running.requests = [], []
-    thread = threading.Thread(target=running.serve_forever)
+    thread = threading.Thread(target=running.serve_forever, args=(0.01,))
     thread.start()
     yield running
     running.shutdown()
@@ -87,6 +91,31 @@ def test_refused_request_is_not_repeated(server: Server) -> None:
     with pytest.raises(ConfigError, match="refuses the request with status 404"):
         endpoint_generate(config(server))(PROMPTS[:1])
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_prompt_that_is_refused_does_not_stop_the_others(server: Server, alone: bool) -> None:
+    server.longest = 10
+    long = TurnPrompt(({"role": "user", "content": "x" * 11},))
+    *rest, refused = endpoint_generate(config(server))([*PROMPTS[: 0 if alone else 3], long])
+    assert [answer.content for answer in rest] == ([] if alone else ["0!", "1!", "2!"])
+    assert (refused.content, refused.finish_reason) == ("", "refused")
+    assert refused.refusal.startswith("status 400")
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_server_that_refuses_every_prompt_stops_the_run(server: Server, status: int) -> None:
+    server.statuses = [status] * 4
+    with pytest.raises(ConfigError, match=f"refuses every prompt with status {status}"):
+        endpoint_generate(config(server))(PROMPTS[:3])
+    assert server.requests[-1][1]["messages"] == [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_request_that_is_not_allowed_stops_the_run(server: Server, status: int) -> None:
+    server.statuses = [status]
+    with pytest.raises(ConfigError, match=f"refuses the request with status {status}"):
+        endpoint_generate(config(server, num_parallel=1))(PROMPTS[:3])
 
 
 def test_server_that_is_not_there_is_named(server: Server) -> None:

@@ -50,6 +50,8 @@ class Echo:
         return [self.answer(prompt.messages) for prompt in prompts]
 
     def answer(self, messages):
+        if messages[-1]["content"] == "too long":
+            return Answer("", "refused", 0, refusal="status 400")
         text = f"{messages[-1]['content']}!{len(messages)}"
         reason = "length" if messages[-1]["content"] == self.cut_off else "stop"
         return Answer(text, reason, len(text))
@@ -100,6 +102,29 @@ def test_cut_off_answer_ends_its_conversation_without_an_end_token(
     prepare_store([out], encoder, tmp_path / "s", PrepareConfig(), workers=1)
     (item,) = TokenStore.open(tmp_path / "s")
     assert tokenizer.decode(item.input_ids[item.loss_mask]) == "long!1"
+
+
+def test_refused_prompt_ends_its_conversation_and_is_counted(
+    tmp_path: Path, encoder, tokenizer
+) -> None:
+    chats = [
+        conversation(user("a"), assistant("x"), user("too long"), assistant("x"), row_id="late"),
+        conversation(user("too long"), assistant("x"), user("b"), assistant("x"), row_id="early"),
+        conversation(user("c"), assistant("x")),
+    ]
+    out = tmp_path / "r.jsonl"
+    report = regenerate_chats(chats, Echo(), out, facts=FACTS)
+    assert [[m["content"] for m in row["messages"]] for row in rows(out)] == [
+        ["a", "a!1"],
+        ["too long"],
+        ["c", "c!1"],
+    ]
+    assert (report.num_conversations, report.num_regenerated, report.num_refused) == (3, 2, 2)
+    assert report.refused == {"late": "status 400", "early": "status 400"}
+    prepared = prepare_store(
+        [out], encoder, tmp_path / "s", PrepareConfig(max_reject_share=1), workers=1
+    )
+    assert prepared.reject_reasons == {"has no assistant turn to supervise": 1}
 
 
 def test_tool_calls_and_answers_not_chosen_keep_their_text(tmp_path: Path) -> None:
