@@ -122,6 +122,8 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
                 f"the run folder {folder.path} has {free_gb:.1f} GB left but a run wants "
                 f"{config.min_free_gb:g} GB (run.min_free_gb); make room, or set run.root elsewhere"
             )
+        if folder.machines is not None:
+            folder.machines.begin()
         try:
             yield folder
         except OSError as error:

@@ -93,6 +93,8 @@ def run_torchrun(
     finally:
         watch.stop()
         stop(process)
+        if machines is not None:
+            machines.over()
         tail.stop()
     status = read_status(run_dir)
     if watch.reached and process.returncode:

@@ -2,16 +2,19 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tasks.machines
 from dflash_core.errors import ConfigError, TimeLimitError
 from tasks.launch import Launch
-from tasks.machines import Machines
+from tasks.machines import Machines, follow
 from tasks.torchrun import run_torchrun
 from tests.integration.places import ROOT, free_port
+from tests.tasks.test_torchrun import no_rank_lives, wait_until_ranks_wait
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +24,11 @@ def machines(folder: Path) -> Machines:
 
 
 def test_a_second_machine_takes_part_in_every_launch_and_goes_home(tmp_path: Path) -> None:
+    """Also where an earlier attempt of the flow run has left its end."""
     ours = machines(tmp_path)
+    ours.announce(Launch(module="earlier", arguments=(), num_ranks=2))
+    ours.over()
+    ours.dismiss()
     other = subprocess.Popen(
         [
             *(sys.executable, "-m", "flows.cli", "join", "--root", str(tmp_path)),
@@ -33,6 +40,7 @@ def test_a_second_machine_takes_part_in_every_launch_and_goes_home(tmp_path: Pat
         text=True,
     )
     lines: list[str] = []
+    ours.begin()
     for _ in range(2):
         run_torchrun(
             "tests.tasks.toy_rank",
@@ -50,6 +58,28 @@ def test_a_second_machine_takes_part_in_every_launch_and_goes_home(tmp_path: Pat
     there = [line for line in said.splitlines() if line.startswith("rank ")]
     assert len(here) == len(there) == 2
     assert {line.split()[1] for line in here + there} == {"0", "1"}
+
+
+def test_ranks_of_a_launch_that_is_over_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed attempt left it announced; a machine that came early waits there for nobody."""
+    monkeypatch.setattr(tasks.machines, "GRACE_S", 0.1)
+    ours = replace(machines(tmp_path), nodes=1)
+    ours.announce(
+        Launch(module="tests.tasks.toy_rank", arguments=(str(tmp_path), "wait"), num_ranks=2)
+    )
+    with ThreadPoolExecutor(1) as pool:
+
+        def retry() -> None:
+            wait_until_ranks_wait(tmp_path)
+            ours.begin()
+            ours.dismiss()
+
+        flow = pool.submit(retry)
+        assert follow(ours.folder, patience_s=100, on_line=[].append) == 0
+        flow.result()
+    assert no_rank_lives(tmp_path)
 
 
 def test_a_machine_that_does_not_come_is_waited_for_so_long(tmp_path: Path) -> None:
