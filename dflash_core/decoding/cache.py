@@ -20,11 +20,32 @@ from transformers import DynamicCache
 
 from dflash_core.draft.attention import visible_block
 from dflash_core.draft.model import DraftModel, KeyValue
+from dflash_core.errors import TargetError
 
-__all__ = ["DecodingCache"]
+__all__ = ["DecodingCache", "check_decodable"]
 
 HOLES = 0.25
 SPARE_COLUMNS = 16
+FORGETFUL = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+def check_decodable(config: Any) -> None:
+    """Refuse a target whose layers cannot forget tokens that were refused.
+
+    Args:
+        config: The target's transformers config.
+
+    Raises:
+        TargetError: Some layers keep a running state instead of keys and values.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ()) - FORGETFUL
+    if kinds:
+        raise TargetError(
+            f"the target '{config.model_type}' has {' and '.join(sorted(kinds))} layers, whose "
+            "state cannot take back refused tokens, so it cannot be decoded here; set target.path "
+            "to a target with attention in every layer, or use dflash-flow train, export and "
+            "measure acceptance on your server"
+        )
 
 
 class DecodingCache:
@@ -34,6 +55,9 @@ class DecodingCache:
         self.target = target
         self.drafter = drafter
         self.device = target.lm_head.weight.device
+        config = target.model.config.get_text_config()
+        check_decodable(config)
+        self._slides = getattr(config, "sliding_window", None) is not None
         self.valid_BL = torch.zeros(num_rows, 0, dtype=torch.bool, device=self.device)
         self._target_cache = DynamicCache()
         # transformers 5.2x renames the argument and warns about the old name.
@@ -83,7 +107,9 @@ class DecodingCache:
         columns = self.valid_BL.any(0).nonzero()
         self._take(slice(0, int(columns[-1]) + 1 if len(columns) else 0))
         needed = int(self.lengths_B.max()) if len(self.valid_BL) else 0
-        if self.valid_BL.shape[1] * (1 - HOLES) > needed + SPARE_COLUMNS:
+        # transformers counts a window in columns: there must be no hole within a row's.
+        holes = self._slides and not bool(self.valid_BL[:, -1:].all())
+        if holes or self.valid_BL.shape[1] * (1 - HOLES) > needed + SPARE_COLUMNS:
             self._push_together(needed)
 
     def draft(self, newest_B: Tensor, width: int) -> Tensor:

@@ -19,7 +19,7 @@ from dflash_core.errors import TargetError
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.layers import resolve_layer_ids
 
-__all__ = ["Target", "load_target", "target_digest"]
+__all__ = ["Target", "load_target", "target_digest", "text_config"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -194,6 +194,17 @@ def load_target(
         target.drop_layers()
     model.to(device)
     return target
+
+
+def text_config(config: TargetConfig) -> Any:
+    """Return the transformers config of a target's language model, without its weights.
+
+    Raises:
+        TargetError: The folder is no transformers folder.
+    """
+    _check_folder(config.path)
+    trust = config.trust_remote_code
+    return AutoConfig.from_pretrained(config.path, trust_remote_code=trust).get_text_config()
 
 
 def target_digest(path: Path) -> str:

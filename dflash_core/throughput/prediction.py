@@ -128,8 +128,17 @@ def timeline_of(
     Raises:
         CalibrationError: The plan was made for another number of ranks.
     """
+    return _timeline(plan, workload, cost, topology, _routes(plan, cost, topology))
+
+
+def _timeline(
+    plan: EpochPlan,
+    workload: Workload,
+    cost: CostModel,
+    topology: Topology,
+    routes: NDArray[np.int64] | None,
+) -> Timeline:
     durations = durations_of(workload, cost, topology)
-    routes = _routes(plan, cost, topology)
     return simulate(plan.assignment, durations, routes=routes, depth=topology.queue_depth)
 
 
@@ -169,21 +178,23 @@ def durations_of(workload: Workload, cost: CostModel, topology: Topology) -> Dur
 
 
 def _spread(
-    plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epoch_s: float
+    plan: EpochPlan,
+    workload: Workload,
+    cost: CostModel,
+    topology: Topology,
+    routes: NDArray[np.int64] | None,
+    epoch_s: float,
 ) -> tuple[float, float]:
     """Return by which factors the epoch could take longer and shorter, both at least 1.
 
     Only each role's extreme fits are simulated: a stage that does not bind may change unnoticed.
     """
     slowest = fastest = epoch_s
-    routes = _routes(plan, cost, topology)
     for role, fit in (("prefetch", cost.prefetch), ("target", cost.target), ("draft", cost.draft)):
         ranked = sorted(fit.alternatives, key=lambda one: float(one.seconds(workload.totals)))
         for extreme in ranked[:1] + ranked[-1:]:
             changed = cost.model_copy(update={role: RoleFit(coefficients=extreme)})
-            durations = durations_of(workload, changed, topology)
-            depth = topology.queue_depth
-            seconds = simulate(plan.assignment, durations, routes=routes, depth=depth).epoch_s
+            seconds = _timeline(plan, workload, changed, topology, routes).epoch_s
             slowest, fastest = max(slowest, seconds), min(fastest, seconds)
     common = np.hypot(cost.drift, cost.correction_error)
     slower, faster = slowest / epoch_s, epoch_s / max(fastest, 1e-300)
@@ -193,13 +204,14 @@ def _spread(
 def _predicted(
     plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epochs: float
 ) -> Prediction:
-    timeline = timeline_of(plan, workload, cost, topology)
+    routes = _routes(plan, cost, topology)
+    timeline = _timeline(plan, workload, cost, topology, routes)
     epoch_s = timeline.epoch_s
     if epoch_s <= 0:
         raise CalibrationError(
             "the calibration says that micro-batches take no time at all; run dflash-flow calibrate"
         )
-    spread = _spread(plan, workload, cost, topology, epoch_s)
+    spread = _spread(plan, workload, cost, topology, routes, epoch_s)
     step_s = cost.correction * cost.step_seconds(topology.num_consumers)
     consumers = topology.num_consumers
     targets = topology.num_ranks - consumers or consumers

@@ -6,6 +6,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash_core.decoding import generate, speculative_generate
+from dflash_core.decoding.cache import check_decodable
+from dflash_core.errors import TargetError
 from tests.dflash_core.draft.parts import MASK, VOCABULARY, SmallTarget, small_drafter
 
 SHAPE = {
@@ -67,6 +69,30 @@ def test_decoding_is_the_targets_own(family):
         ids = np.concatenate([prompts[1], plain[1][:-1]])
         logits = target.model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0]
     assert logits[len(prompts[1]) - 1 :].argmax(-1).tolist() == plain[1].tolist(), name
+
+
+def test_a_window_is_not_narrowed_by_what_other_rows_refused(family):
+    name, target = family
+    if getattr(target.model.config, "sliding_window", None) is None:
+        pytest.skip(f"{name} attends to everything")
+    drafter = small_drafter(target).eval()
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(2, MASK, length) for length in (9, 14, 5, 11, 7, 12)]
+    plain = generate(target, prompts, max_new_tokens=40, batch_size=1, stop_token_ids=())
+    together = generate(target, prompts, max_new_tokens=40, batch_size=6, stop_token_ids=())
+    assert [text.tolist() for text in together] == [text.tolist() for text in plain]
+    drafted = speculative_generate(
+        target, drafter, prompts, max_new_tokens=40, batch_size=6, stop_token_ids=()
+    )
+    assert [d.token_ids.tolist() for d in drafted] == [text.tolist() for text in plain]
+
+
+def test_layers_that_keep_a_running_state_are_refused_before_anything_is_decoded():
+    config = AutoConfig.for_model(
+        "qwen3_next", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    with pytest.raises(TargetError, match="'qwen3_next' has linear_attention layers"):
+        check_decodable(config)
 
 
 def test_scale_and_cap_come_from_the_target(family):
