@@ -169,7 +169,7 @@ def test_two_ranks_calibrate_under_torchrun(make_job, tmp_path, spread):
     assert model.fingerprint is not None
     assert model.fingerprint.num_ranks == 2
     assert model.fingerprint.shard_trained == spread
-    assert model.transfer_s_per_token > 0
+    assert model.transfer_latency_s + model.transfer_s_per_token > 0
     assert len(model.target.alternatives) > 5
 
 
