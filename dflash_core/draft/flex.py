@@ -1,9 +1,11 @@
 """The mask for FlexAttention: one kernel call a layer, whole tiles of unseen keys skipped.
 
 The same definition as in `dflash_core.draft.attention`, as a function of indices. On a GPU the
-kernel is compiled; on a CPU the plain form runs, which tests compare with the sliced one.
+kernel is compiled; on a CPU the plain form runs, which tests compare with the sliced one. Which
+tiles of the mask the kernel visits follows from the anchors' positions: nothing is ever made that
+is as large as the mask's ``(N K) (M + N K)`` cells.
 
-Legend: M context tokens, N anchors, K block size, H heads, E head.
+Legend: M context tokens, N anchors, K block size, H heads, E head, Q query tiles, V key tiles.
 """
 
 from functools import lru_cache
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from dflash_core.draft.attention import visible_block, visible_context
 from dflash_core.draft.batch import DraftBatch
@@ -19,6 +21,8 @@ from dflash_core.draft.model import KeyValue
 from dflash_core.draft.spec import DraftSpec
 
 __all__ = ["FlexAttention"]
+
+TILE = 128  # queries, and keys, of a tile: the kernel's default
 
 
 class FlexAttention:
@@ -66,8 +70,50 @@ class FlexAttention:
             return torch.where(place < 0, context, own & (place // size == block))
 
         slots = batch.num_anchors * size
-        device = anchors_N.device
-        return create_block_mask(seen, None, None, slots, num_context + slots, device=str(device))
+        visited_QV, whole_QV = _tiles(batch, size, window)
+        return BlockMask.from_kv_blocks(
+            *_listed(visited_QV & ~whole_QV),
+            *_listed(whole_QV),
+            BLOCK_SIZE=TILE,
+            mask_mod=seen,
+            seq_lengths=(slots, num_context + slots),
+        )
+
+
+def _tiles(batch: DraftBatch, size: int, window: int | None) -> tuple[Tensor, Tensor]:
+    """Return the tiles with cells that may be seen, and those whose every cell is.
+
+    Contexts stand in the order of their anchors and each ends at its last anchor, so the context
+    of a tile's queries is one range: from what its first anchor sees to its last anchor.
+    """
+    anchors_N, starts_N = batch.anchor_positions_N, batch.context_starts_N
+    num_context, slots = len(batch.context_positions_M), batch.num_anchors * size
+    tiles_Q = torch.arange(-(-slots // TILE), device=anchors_N.device)
+    edges_V = torch.arange(-(-(num_context + slots) // TILE), device=anchors_N.device) * TILE
+    first_Q = tiles_Q * TILE // size
+    last_Q = ((tiles_Q * TILE + TILE - 1) // size).clamp(max=batch.num_anchors - 1)
+    until_N = starts_N + anchors_N
+
+    def since(anchor_Q: Tensor, slot: int) -> Tensor:
+        if window is None:
+            return starts_N[anchor_Q]
+        return starts_N[anchor_Q] + (anchors_N[anchor_Q] + slot + 1 - window).clamp(min=0)
+
+    def met(low_Q: Tensor, high_Q: Tensor) -> Tensor:
+        return (edges_V + TILE > low_Q[:, None]) & (edges_V < high_Q[:, None])
+
+    visited_QV = met(since(first_Q, 0), until_N[last_Q])
+    visited_QV |= met(num_context + first_Q * size, num_context + (last_Q + 1) * size)
+    low_Q1, high_Q1 = since(last_Q, size - 1)[:, None], until_N[first_Q][:, None]
+    whole_QV = (edges_V >= low_Q1) & (edges_V + TILE <= high_Q1)
+    whole_QV[slots // TILE :] = False  # a last tile with fewer queries
+    return visited_QV, whole_QV
+
+
+def _listed(tiles_QV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many tiles of each row are chosen, and the row's tiles with those first."""
+    order_QV = tiles_QV.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    return tiles_QV.sum(dim=1).int()[None, None], order_QV.int()[None, None]
 
 
 @lru_cache(maxsize=1)

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as torch_flex
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from dflash_core.draft import LossConfig, draft_loss
+from dflash_core.draft import LossConfig, draft_loss, flex
 from dflash_core.draft.attention import SlicedAttention, dense_mask
 from dflash_core.draft.flex import FlexAttention
 from tests.dflash_core.draft.parts import (
@@ -118,10 +120,61 @@ def test_flex_attention_equals_the_sliced_one(drafter, layer, monkeypatch):
     batch = batch_of(ROWS, padded_length=70)
     leaves = random_leaves(batch)
     found, expected = (
-        attend(batch, drafter.spec)(leaves[0], tuple(leaves[1:3]), tuple(leaves[3:]), layer)
+        attend(batch, drafter.spec)(
+            leaves[0], (leaves[1], leaves[2]), (leaves[3], leaves[4]), layer
+        )
         for attend in (FlexAttention, SlicedAttention)
     )
     assert_same(found, expected, leaves)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("tile", [8, 12, 16])
+def test_the_tiles_that_flex_visits_cover_the_dense_mask(drafter, layer, tile, monkeypatch):
+    """None is left out that holds a seen cell, none counts as whole that holds a hidden one."""
+    monkeypatch.setattr(flex, "TILE", tile)
+    batch = batch_of(ROWS, padded_length=70)
+    dense = dense_mask(batch, drafter.spec, layer)
+    pad = [-length % tile for length in dense.shape]
+    cells = F.pad(dense, (0, pad[1], 0, pad[0])).unflatten(1, (-1, tile)).unflatten(0, (-1, tile))
+    seen, whole = cells.any(dim=3).any(dim=1), cells.all(dim=3).all(dim=1)
+    mask = FlexAttention(batch, drafter.spec)._layer_mask(layer)
+    visited, taken_whole = mask.to_dense()[0, 0].bool(), whole_tiles(mask)
+    assert not (seen & ~visited).any() and not (taken_whole & ~whole).any()
+    if drafter.spec.window(layer) is None:
+        assert torch.equal(visited, seen) and taken_whole.any()
+
+
+def whole_tiles(mask):
+    """The tiles without a mask function, as a matrix."""
+    found = torch.zeros(mask.full_kv_indices.shape[2:], dtype=torch.bool)
+    for row, count in enumerate(mask.full_kv_num_blocks[0, 0].tolist()):
+        found[row, mask.full_kv_indices[0, 0, row, :count].long()] = True
+    return found
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that any operator gives."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.numel() * tensor.element_size())
+        return out
+
+
+@pytest.mark.parametrize("density", [0.1, 0.2])
+def test_flex_makes_nothing_of_the_size_of_the_mask(drafter, density):
+    """Twice the anchors have nearly four times the cells, and nothing near a byte for each."""
+    batch = batch_of([[document(4_000)]], anchors_per_supervised_token=density)
+    slots = batch.num_anchors * drafter.spec.block_size
+    cells = slots * (len(batch.context_index_M) + slots)
+    with LargestTensor() as largest:
+        FlexAttention(batch, drafter.spec)._layer_mask(0)
+    assert 0 < largest.num_bytes < cells / 100
 
 
 @pytest.mark.gpu
@@ -142,5 +195,5 @@ def test_flex_and_sliced_losses_agree_on_a_gpu():
             model, features, batch.to("cuda"), LossConfig(attention=form), **weights
         ).loss_sum
         results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-    for sliced, flex in zip(*results, strict=True):
-        torch.testing.assert_close(flex, sliced, rtol=1e-3, atol=1e-3)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
