@@ -66,7 +66,7 @@ def corpus_facts(settings: Settings, report: CorpusReport) -> CorpusFacts:
         num_kept=regenerated.num_kept if regenerated else train.num_samples,
         num_cut_off=regenerated.num_cut_off if regenerated else 0,
         num_truncated=train.num_truncated,
-        num_rejected=train.num_rejects,
+        num_rejected=train.num_rejects + (regenerated.num_passed_over if regenerated else 0),
         num_duplicates=train.num_duplicates,
         num_leaks=train.num_leaks,
     )

@@ -77,7 +77,10 @@ def build_corpus(
     if config.regenerate.enabled:
         assert generate is not None
         rewritten = out / "regenerated.jsonl"
-        conversations = list(iter_conversations(inputs, config.prepare))
+        passed_over: list[str] = []
+        conversations = list(
+            iter_conversations(inputs, config.prepare, pass_over=passed_over.append)
+        )
         total = len(conversations)
         regenerated = regenerate_chats(
             conversations,
@@ -86,6 +89,7 @@ def build_corpus(
             facts={**config.regenerate.model_dump(), **(facts or {})},
             choose=_short_answers(config, tokenizer),
             on_progress=None if on_progress is None else lambda done: on_progress(done, total),
+            passed_over=passed_over,
         )
         inputs = [rewritten]
     train, held_out = prepare_corpus(

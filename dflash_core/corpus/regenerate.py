@@ -34,7 +34,7 @@ __all__ = [
     "seed_of",
 ]
 
-MOST_NAMED = 100  # refused conversations that a report names; the file has them all
+MOST_NAMED = 100  # refused conversations or rows that a report names
 WINDOW = 256  # answered together: enough for full batches, little to lose when stopped
 
 
@@ -93,6 +93,10 @@ class RegenerateReport(FrozenModel):
     """Prompts that the server refused, such as too long ones; their conversations end before."""
     refused: dict[str, str] = Field(default_factory=dict)
     """The first of them: ids of their conversations, and why."""
+    num_passed_over: int = 0
+    """Input rows that could not be taken, or hold no chat."""
+    passed_over: list[str] = Field(default_factory=list)
+    """Why, for the first of them."""
 
 
 def regenerate_chats(
@@ -103,6 +107,7 @@ def regenerate_chats(
     facts: Mapping[str, Any],
     choose: Callable[[Message], bool] = lambda answer: True,
     on_progress: Callable[[int], None] | None = None,
+    passed_over: Sequence[str] = (),
 ) -> RegenerateReport:
     """Write conversations with new answers to a JSONL file of the messages format.
 
@@ -113,6 +118,7 @@ def regenerate_chats(
         facts: What the answers depend on: hashes of inputs and model, temperature, limits.
         choose: Which assistant messages are written anew; the others keep their text.
         on_progress: Called after each window with the conversations that are done.
+        passed_over: What `iter_conversations` tells of rows; read when there are no more.
 
     Raises:
         DataError: ``out`` was begun with other facts.
@@ -129,7 +135,7 @@ def regenerate_chats(
             done += len(window)
             if on_progress is not None:
                 on_progress(done)
-    report = _report(out)
+    report = _report(out, passed_over)
     _write_meta(meta, {"facts": dict(facts), "report": report.model_dump()})
     return report
 
@@ -150,12 +156,12 @@ def iter_conversations(
 ) -> Iterator[Conversation]:
     """Yield the chats of files in order, prompts without answers included.
 
-    Rows that cannot be taken, text and token rows are passed over: `prepare_store` names them.
+    Rows that cannot be taken, text and token rows are passed over.
 
     Args:
         inputs: Files, or folders of files.
         config: Format of the rows.
-        pass_over: Told why a row cannot be taken.
+        pass_over: Told why a row is passed over.
     """
     files, _ = find_files(inputs)
     for file in files:
@@ -170,9 +176,11 @@ def iter_conversations(
                 pass_over(f"row {row.number} {error}")
                 continue
             for k, item in enumerate(found):
-                if item.messages:
-                    number = f"{row.number}.{k}" if len(found) > 1 else str(row.number)
-                    yield _named(item, stem_of(file), number)
+                if not item.messages:
+                    pass_over(f"row {row.number} is no chat but text or tokens")
+                    continue
+                number = f"{row.number}.{k}" if len(found) > 1 else str(row.number)
+                yield _named(item, stem_of(file), number)
 
 
 def _named(item: Conversation, stem: str, number: str) -> Conversation:
@@ -313,7 +321,7 @@ def _row(dialogue: _Dialogue) -> dict[str, Any]:
     return row
 
 
-def _report(out: Path) -> RegenerateReport:
+def _report(out: Path, passed_over: Sequence[str]) -> RegenerateReport:
     conversations = kept = regenerated = cut_off = tokens = 0
     refused: list[tuple[str, str]] = []
     with out.open("rb") as file:
@@ -336,4 +344,6 @@ def _report(out: Path) -> RegenerateReport:
         num_tokens=tokens,
         num_refused=len(refused),
         refused=dict(refused[:MOST_NAMED]),
+        num_passed_over=len(passed_over),
+        passed_over=list(passed_over[:MOST_NAMED]),
     )

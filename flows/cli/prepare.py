@@ -131,12 +131,14 @@ def _regenerate(
         generate, template = _load_target(folder, arguments)
         facts |= {"target": target_digest(folder), "template": template}
     out.parent.mkdir(parents=True, exist_ok=True)
+    passed_over: list[str] = []
     report = regenerate_chats(
-        iter_conversations(arguments.inputs, config),
+        iter_conversations(arguments.inputs, config, pass_over=passed_over.append),
         generate,
         out,
         facts=facts,
         on_progress=_tell_regenerated,
+        passed_over=passed_over,
     )
     return [out], report
 
@@ -197,6 +199,8 @@ def _show(report: PrepareReport, out: Path, regenerated: RegenerateReport | None
         table.add_row("answers written anew", f"{regenerated.num_regenerated:,}")
         table.add_row("  of them cut off", f"{regenerated.num_cut_off:,}")
         table.add_row("answers that keep their text", f"{regenerated.num_kept:,}")
+        table.add_row("prompts refused by the server", f"{regenerated.num_refused:,}")
+        table.add_row("input rows passed over", f"{regenerated.num_passed_over:,}")
     console.print(files, table)
     if report.reject_reasons:
         rejects = Table("refused because", "rows", title=f"Rejects ({out / 'rejects.jsonl'})")

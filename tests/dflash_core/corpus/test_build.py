@@ -55,6 +55,7 @@ def test_short_answers_are_the_targets_own(
         held_out_inputs=(chats.with_name("held.jsonl"),),
         regenerate=RegenerateConfig(enabled=True, max_source_tokens=40),
     )
+    chats.write_text(chats.read_text() + '{"text": "no chat"}\n')
     chats.with_name("held.jsonl").write_text('{"question": "question 59", "answer": "old"}\n')
     asked: list[str] = []
     progress: list[tuple[int, int]] = []
@@ -69,6 +70,7 @@ def test_short_answers_are_the_targets_own(
     assert asked == [f"question {k}" for k in range(10, 60)]
     assert progress[-1] == (60, 60)
     assert report.regenerated is not None and report.regenerated.num_regenerated == 50
+    assert report.regenerated.passed_over == ["row 61 is no chat but text or tokens"]
     trained = texts(report.train, encoder)
     assert trained.count("new<|im_end|>") == 50 and trained.count(f"{LONG}<|im_end|>") == 10
     assert texts(report.held_out, encoder) == ["old<|im_end|>"]

@@ -4,11 +4,30 @@ import json
 from datetime import date
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dflash_core.corpus.chats import convert_row, detect_format
+from dflash_core.corpus.chats import (
+    ANSWERS,
+    FORMATS,
+    INPUTS,
+    LISTS,
+    QUESTIONS,
+    SYSTEMS,
+    convert_row,
+    detect_format,
+)
 from dflash_core.errors import DataError
 
 PAIR = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
+PARTS = ("role", "from", "content", "value", "text", "tool_calls", "function_call", "weight")
+OTHERS = ("name", "turns", "replies", "user", "bot", "thinking", "tools", "input_ids", "labels")
+NAMES = st.sampled_from((*LISTS, *QUESTIONS, *ANSWERS, *SYSTEMS, *INPUTS, *PARTS, *OTHERS))
+ROWS = st.recursive(
+    st.sampled_from([None, 0, 1, 0.5, "", "q", "user", "assistant", "function_call", "[1]", "{}"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 
 
@@ -242,3 +261,16 @@ def test_rows_that_cannot_be_taken_are_refused_by_name(row, reason) -> None:
 def test_forced_formats_refuse_what_they_do_not_fit(form, row) -> None:
     with pytest.raises(DataError):
         convert_row(row, form)
+
+
+@given(row=st.dictionaries(NAMES, ROWS, max_size=4), form=st.sampled_from([None, *FORMATS]))
+@settings(deadline=None)
+def test_every_row_is_taken_whole_or_refused(row, form) -> None:
+    try:
+        found = convert_row(row, form)
+    except DataError as error:
+        assert "unknown shape" not in str(error)
+        return
+    for item in found:
+        assert all(isinstance(message["content"], str) for message in item.messages)
+        assert item.content_hash
