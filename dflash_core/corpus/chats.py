@@ -157,14 +157,20 @@ def _detect_list(items: list[Any]) -> Format:
 
 def _list_under(row: Mapping[str, Any], names: Sequence[str]) -> list[Any] | None:
     """Return the list under one of the names, as it is or in JSON; None when there is none."""
-    lists = {name: maybe_json(row.get(name)) for name in names}
-    return _only({name: value for name, value in lists.items() if isinstance(value, list)}, names)
+    lists: dict[str, list[Any]] = {}
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str) and name != "question":  # which may look like JSON
+            value = maybe_json(value)
+        if isinstance(value, list):
+            lists[name] = value
+    return _only(lists, names) if lists else None
 
 
 def _only(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return what stands under one of several names for the same thing."""
-    filled = [name for name in names if row.get(name) not in (None, "", [])]
-    if any(row[name] != row[filled[0]] for name in filled):
+    filled = [name for name in names if row.get(name)]
+    if len(filled) > 1 and any(row[name] != row[filled[0]] for name in filled):
         raise DataError(f"says different things under {' and '.join(filled)}; keep one of them")
     return row[filled[0]] if filled else first_of(row, names)
 

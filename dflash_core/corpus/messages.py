@@ -160,7 +160,8 @@ def _tool_call(call: Any, number: int) -> dict[str, Any]:
     given = function.get("arguments", function.get("parameters", {}))
     parsed = maybe_json(given)
     arguments = parsed if isinstance(parsed, dict) else given
-    json.dumps(arguments)  # Parquet holds dates and bytes, which no template takes
+    if parsed is given:
+        json.dumps(given)  # Parquet holds dates and bytes, which no template takes
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
@@ -175,7 +176,8 @@ def to_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise DataError("has tools that are not a list of objects")
-    json.dumps(tools)
+    if tools is value:
+        json.dumps(tools)
     return tuple(
         tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
     )

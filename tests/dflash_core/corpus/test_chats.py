@@ -83,6 +83,12 @@ def test_contents_of_every_kind_are_text(content) -> None:
 
 
 @pytest.mark.parametrize("name", ["input", "context"])
+def test_question_that_looks_like_json_is_text(name) -> None:
+    (item,) = convert_row({"question": "[1, 2]", name: "x"})
+    assert item.messages[0]["content"] == "[1, 2]\n\nx"
+
+
+@pytest.mark.parametrize("name", ["input", "context"])
 def test_input_of_an_instruction_is_kept(name) -> None:
     (item,) = convert_row({"instruction": "add", name: "1 2", "output": "3"})
     assert item.messages[0]["content"] == "add\n\n1 2"
@@ -152,9 +158,9 @@ def test_arguments_that_are_no_object_stay_text() -> None:
 def test_function_call_and_observation_roles_become_tool_turns() -> None:
     value = '{"name": "f", "arguments": {"x": 1}}'
     turns = [("human", "q"), ("function_call", value), ("observation", "7"), ("gpt", "a")]
-    row = {"conversations": [{"from": role, "value": text} for role, text in turns]}
-    row["tools"] = '[{"name": "f", "parameters": {}}]'
-    (item,) = convert_row(row)
+    chat = [{"from": role, "value": text} for role, text in turns]
+    tools = '[{"name": "f", "parameters": {}}]'
+    (item,) = convert_row({"conversations": chat, "tools": tools})
     assert [message["role"] for message in item.messages] == [
         "user",
         "assistant",
