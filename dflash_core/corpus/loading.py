@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_encoder", "load_tokenizer"]
 
+PROBE = "a"
+
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """Load a tokenizer folder.
@@ -25,10 +27,18 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     if not folder.is_dir():
         raise ConfigError(f"there is no tokenizer folder {folder}; give one with --tokenizer")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{folder} holds no usable tokenizer: {reason}") from None
+    # Without its vocabulary transformers makes an empty one, and all text would vanish.
+    if not tokenizer.encode(PROBE, add_special_tokens=False):
+        raise ConfigError(
+            f"the tokenizer in {folder} has no token for '{PROBE}', its vocabulary is "
+            f"{tokenizer.vocab_size:,} long; put the model's tokenizer.json, unpacked, beside its "
+            "tokenizer_config.json"
+        )
+    return tokenizer
 
 
 def load_encoder(folder: Path, config: PrepareConfig) -> ChatEncoder:

@@ -197,6 +197,11 @@ def test_folder_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [chat("q")])
     with pytest.raises(ConfigError, match="there is no tokenizer folder"):
         run([path], tmp_path / "none", tmp_path / "s")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    with pytest.raises(ConfigError, match=r"no token for 'a', its vocabulary is 1 long; put the"):
+        run([path], bare, tmp_path / "s")
     with pytest.raises(ConfigError, match="holds no usable tokenizer"):
         run([path], tmp_path, tmp_path / "s")
 
