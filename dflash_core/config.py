@@ -1,8 +1,8 @@
 """The base of every stage's settings."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FrozenModel"]
+__all__ = ["FrozenModel", "problem_of"]
 
 
 class FrozenModel(BaseModel):
@@ -11,3 +11,14 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+def problem_of(error: ValidationError, *, whole: str = "") -> str:
+    """Return the first problem of a file that holds no such value: where and what.
+
+    Args:
+        error: What reading it raised.
+        whole: Stands for the place where the file as a whole is meant.
+    """
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg']}"

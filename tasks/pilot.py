@@ -1,6 +1,5 @@
 """A short real run, where a prediction's interval holds the gate's threshold."""
 
-import json
 import shutil
 
 from prefect import task
@@ -9,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from dflash_core.artifacts import atomic_write
 from dflash_core.throughput import measured_ktok_s
 from dflash_core.training.config import TrainingJob, ValidationConfig
+from dflash_core.training.progress import read_metrics
 from tasks.console import announce, logger
 from tasks.gpu_pool import gpu_slot
 from tasks.run_folder import RunFolder
@@ -46,7 +46,7 @@ def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
             machines=folder.machines,
             on_line=logger().info,
         )
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run_dir)
     ktok_s = measured_ktok_s(lines)
     announce(
         f"pilot: {job.batching.strategy}/{job.batching.mixing} gave {ktok_s:.2f} Ktok/s in "

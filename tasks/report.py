@@ -1,6 +1,5 @@
 """The run as one value, as a page, and as Prefect artifacts."""
 
-import json
 import platform
 import subprocess
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from dflash_core.reporting.summary import StrategyFacts
 from dflash_core.throughput import Accuracy
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.preflight import MemoryReport
+from dflash_core.training.progress import read_metrics
 from dflash_core.training.trainer import MEMORY_NAME
 from tasks.artifacts import publish
 from tasks.run_folder import RunFolder
@@ -36,7 +36,7 @@ def write_report(summary: RunSummary, folder: RunFolder) -> Path:
 
 def training_facts(job: TrainingJob, strategy: StrategyFacts, accuracy: Accuracy) -> TrainingFacts:
     """Read what training wrote and say what it did."""
-    lines = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(job.run_dir)
     learnt = [line for line in lines if line["loss"] is not None]  # null where a step was skipped
     last = learnt[-max(len(learnt) // 20, 1) :]
     return TrainingFacts(

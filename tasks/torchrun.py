@@ -19,7 +19,7 @@ from typing import Any
 
 from configs.settings import RunConfig
 from dflash_core.errors import InputError, Interrupted, TimeLimitError, TrainingError
-from dflash_core.training.progress import RunStatus, read_status
+from dflash_core.training.progress import METRICS_NAME, STATUS_NAME, RunStatus, read_status
 from tasks.launch import Launch, start, stop
 from tasks.machines import Machines
 from tasks.watching import Watch
@@ -73,7 +73,7 @@ def run_torchrun(
         TrainingError: A rank failed; its own last error comes first.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "status.json").unlink(missing_ok=True)
+    (run_dir / STATUS_NAME).unlink(missing_ok=True)
     launch = Launch(
         module=module,
         arguments=tuple(arguments),
@@ -82,9 +82,9 @@ def run_torchrun(
     )
     if machines is not None:
         launch = machines.announce(launch)
-    tail = MetricsTail(run_dir / "metrics.jsonl", on_metrics)
+    tail = MetricsTail(run_dir / METRICS_NAME, on_metrics)
     process = start(launch)
-    signs = [run_dir / name for name in ("metrics.jsonl", "status.json")]
+    signs = [run_dir / name for name in (METRICS_NAME, STATUS_NAME)]
     watch = Watch(process, signs, config)
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:

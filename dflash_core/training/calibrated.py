@@ -1,6 +1,5 @@
 """A job on a machine whose costs are known: balanced by them before, held against them after."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from numpy.typing import ArrayLike
 from pydantic import ValidationError
 
+from dflash_core.config import problem_of
 from dflash_core.errors import CalibrationError
 from dflash_core.throughput import (
     Accuracy,
@@ -26,10 +26,9 @@ from dflash_core.training.machine_history import (
     read_runs,
     remember_run,
 )
+from dflash_core.training.progress import read_metrics
 
 __all__ = ["Calibration", "balanced", "hold_job", "read_calibration"]
-
-METRICS_NAME = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def hold_job(
     Raises:
         DataError: The run has no steps.
     """
-    lines = (job.run_dir / METRICS_NAME).read_text().splitlines()
-    found = hold_against([json.loads(line) for line in lines], prediction)
+    found = hold_against(read_metrics(job.run_dir), prediction)
     history = history_file(calibration.file)
     past = PastRun(
         run=str(job.run_dir.resolve()),
@@ -105,11 +103,9 @@ def _read_cost_model(file: Path) -> CostModel:
             "calibrate --out FILE"
         ) from None
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
         raise CalibrationError(
-            f"{file} is no calibration ({place}: {problem['msg']}); make one with dflash-flow "
-            "calibrate --out FILE"
+            f"{file} is no calibration ({problem_of(error)}); make one with dflash-flow calibrate "
+            "--out FILE"
         ) from None
 
 

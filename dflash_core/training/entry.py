@@ -9,9 +9,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dflash_core.config import problem_of
 from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.monitor import STATUS_NAME, write_status
+from dflash_core.training.monitor import write_status
+from dflash_core.training.progress import STATUS_NAME
 from dflash_core.training.ranks import Ranks, join_ranks
 
 __all__ = ["read_job", "run_program", "steps_so_far"]
@@ -30,10 +32,8 @@ def read_job(file: Path) -> TrainingJob:
             f"{file} is no training job ({error.strerror}); give a job.json"
         ) from None
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
         raise ConfigError(
-            f"{file} is no training job ({place}: {problem['msg']}); give a job.json"
+            f"{file} is no training job ({problem_of(error)}); give a job.json"
         ) from None
 
 

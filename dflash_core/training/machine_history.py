@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from dflash_core.artifacts import content_digest
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, problem_of
 from dflash_core.errors import ArtifactError
 from dflash_core.throughput import CostModel
 
@@ -51,11 +51,9 @@ def read_runs(file: Path) -> list[PastRun]:
     try:
         return [PastRun.model_validate_json(line) for line in file.read_bytes().splitlines()]
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "a line"
         raise ArtifactError(
-            f"{file} is no history of a machine ({place}: {problem['msg']}); remove it to begin a "
-            "new one"
+            f"{file} is no history of a machine ({problem_of(error, whole='a line')}); remove it "
+            "to begin a new one"
         ) from None
 
 

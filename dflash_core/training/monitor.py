@@ -55,11 +55,10 @@ from dflash_core.training.composition import (
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.objective import MicroBatch, Objective, Outcome
 from dflash_core.training.pipeline import Pipeline
+from dflash_core.training.progress import METRICS_NAME, STATUS_NAME
 from dflash_core.training.ranks import Ranks
 
 __all__ = [
-    "METRICS_NAME",
-    "STATUS_NAME",
     "MetricsFile",
     "StepMonitor",
     "StepSums",
@@ -67,8 +66,6 @@ __all__ = [
     "write_status",
 ]
 
-METRICS_NAME = "metrics.jsonl"
-STATUS_NAME = "status.json"
 TIMES = (
     "target_s",
     "draft_s",

@@ -11,7 +11,15 @@ from pydantic import ValidationError
 from dflash_core.config import FrozenModel
 from dflash_core.errors import ArtifactError
 
-__all__ = ["RunLog", "RunStatus", "find_run", "read_status"]
+__all__ = [
+    "METRICS_NAME",
+    "STATUS_NAME",
+    "RunLog",
+    "RunStatus",
+    "find_run",
+    "read_metrics",
+    "read_status",
+]
 
 METRICS_NAME = "metrics.jsonl"
 STATUS_NAME = "status.json"
@@ -111,6 +119,11 @@ def find_run(path: Path) -> Path:
         f"{path} holds no training run: neither it nor its folder 'training' has {STATUS_NAME}; "
         "give the folder of a run"
     )
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return every step of a run that is not being written to, in order."""
+    return [json.loads(line) for line in (folder / METRICS_NAME).read_text().splitlines()]
 
 
 def read_status(folder: Path) -> RunStatus | None:

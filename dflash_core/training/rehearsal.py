@@ -1,6 +1,5 @@
 """A few real steps of the training program, held against the model: what timing parts misses."""
 
-import json
 import math
 import shutil
 
@@ -12,8 +11,8 @@ from dflash_core.planning import EpochPlan, plan_epoch
 from dflash_core.throughput import CostModel, Split, Workload
 from dflash_core.throughput.prediction import timeline_of
 from dflash_core.training.config import TopologyConfig, TrainingJob, ValidationConfig
-from dflash_core.training.monitor import METRICS_NAME
 from dflash_core.training.program import run_job
+from dflash_core.training.progress import read_metrics
 from dflash_core.training.ranks import Ranks
 
 __all__ = ["colocated", "pace_error", "rehearse", "tempered", "trimmed_ratio"]
@@ -98,7 +97,7 @@ def rehearse(
     run_job(chosen, ranks)
     found = 0.0, 0.0
     if ranks.is_first:
-        lines = [json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()]
+        lines = read_metrics(run_dir)
         seconds = np.array([line["step_s"] for line in lines[WARM_UP_STEPS:]])
         modelled = np.diff(ends[WARM_UP_STEPS - 1 : len(lines)])
         ratio, error = trimmed_ratio(seconds, modelled)
