@@ -31,12 +31,11 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
 
     with alone(folder, out.name), ExitStack() as held:
         reused = (out / "corpus.json").is_file()
-        decodes = config.regenerate.enabled and not reused
-        device = held.enter_context(decoding_device(settings)) if decodes else None
         on_progress = held.enter_context(progress("answers regenerated"))
 
         def generate() -> Generate:
-            target = load_target(settings.target, device=device or "cpu")
+            device = held.enter_context(decoding_device(settings))
+            target = load_target(settings.target, device=device)
             return target_generate(target, config.regenerate)
 
         report = build_corpus(
