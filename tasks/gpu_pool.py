@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from uuid import UUID
 
 import httpx
 import torch
@@ -80,7 +81,9 @@ def gpu_slot(config: RunConfig) -> Iterator[None]:
         except AcquireConcurrencySlotTimeoutError:
             raise TimeLimitError(
                 f"no slot of {limit} became free within {config.slot_wait_s:g} s "
-                f"(run.slot_wait_s){held_by(limit)}; wait longer, or give the limit more slots"
+                f"(run.slot_wait_s){held_by(limit)}; wait longer, or give the limit more slots, or, "
+                "where the server counts slots of runs that have ended, set what is held: "
+                f"prefect gcl update {limit} --active-slots 0"
             ) from None
         except ConcurrencySlotAcquisitionError as error:
             if error.__cause__ is not None:
@@ -100,7 +103,11 @@ def gpu_slot(config: RunConfig) -> Iterator[None]:
 
 
 def held_by(limit: str) -> str:
-    """Say which flow runs hold the slots, when all are taken; the server's events tell."""
+    """Say which flow runs hold the slots and how those are, when all slots are taken.
+
+    The server's events tell who took a slot. A run that has ended can still hold one: until its
+    lease lapses, or for ever where the server kept leases in memory and was restarted.
+    """
     try:
         with get_client(sync_client=True) as client:
             found = client.read_global_concurrency_limit_by_name(limit)
@@ -111,12 +118,18 @@ def held_by(limit: str) -> str:
             events = client.read_events(
                 EventFilter(event=names, resource=resource), limit=NEWEST
             ).events
+            over = {event.follows for event in events if event.event == RELEASED}
+            runs = [
+                event.resource_in_role["flow-run"].id.removeprefix("prefect.flow-run.")
+                for event in events
+                if event.event == ACQUIRED
+                and event.id not in over
+                and "flow-run" in event.resource_in_role
+            ][: found.limit]
+            holders = [client.read_flow_run(UUID(run)) for run in runs]
     except (httpx.HTTPError, ObjectNotFound):  # who asks for the slot next says what is wrong
         return ""
-    over = {event.follows for event in events if event.event == RELEASED}
-    holders = [
-        str(event.resource_in_role["flow-run"].name)
-        for event in events
-        if event.event == ACQUIRED and event.id not in over and "flow-run" in event.resource_in_role
-    ]
-    return f", held by {', '.join(holders[: found.limit])}" if holders else ""
+    if not holders:
+        return ", held by no run that the server's events tell of"
+    told = (f"{run.name} ({run.state.name.lower()})" if run.state else run.name for run in holders)
+    return f", held by {', '.join(told)}"

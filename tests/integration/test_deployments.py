@@ -162,6 +162,8 @@ def test_training_goes_on_without_the_prefect_server(
     assert place.state("alone") == "Running"
     wait_for(lambda: place.state("alone") == "Completed", what="the end of the run")
     assert steps_in_mlflow(settings) == [all_steps(settings)]
+    limit = place.ask("/v2/concurrency_limits/gpu-pool")
+    assert limit["active_slots"] == 0, "a slot taken before the restart was given back after it"
 
 
 def folder(settings: Settings) -> Path:
