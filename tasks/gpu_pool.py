@@ -81,9 +81,8 @@ def gpu_slot(config: RunConfig) -> Iterator[None]:
         except AcquireConcurrencySlotTimeoutError:
             raise TimeLimitError(
                 f"no slot of {limit} became free within {config.slot_wait_s:g} s "
-                f"(run.slot_wait_s){held_by(limit)}; wait longer, or give the limit more slots, or, "
-                "where the server counts slots of runs that have ended, set what is held: "
-                f"prefect gcl update {limit} --active-slots 0"
+                f"(run.slot_wait_s){held_by(limit)}; wait longer, give it more slots, or, if "
+                f"those runs have ended, free it: prefect gcl update {limit} --active-slots 0"
             ) from None
         except ConcurrencySlotAcquisitionError as error:
             if error.__cause__ is not None:
@@ -131,5 +130,5 @@ def held_by(limit: str) -> str:
         return ""
     if not holders:
         return ", held by no run that the server's events tell of"
-    told = (f"{run.name} ({run.state.name.lower()})" if run.state else run.name for run in holders)
+    told = (f"{run.name} ({run.state_name or 'no state'})" for run in holders)
     return f", held by {', '.join(told)}"

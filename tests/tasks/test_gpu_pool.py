@@ -27,7 +27,7 @@ def test_waiting_for_a_slot_ends_with_the_name_of_who_holds_it() -> None:
             with gpu_slot(config):
                 pass
 
-    sentence = r"no slot of one became free within 0.2 s \(run.slot_wait_s\), held by the-first \(running\);"
+    sentence = r"within 0.2 s \(run.slot_wait_s\), held by the-first \(Running\); wait longer"
     with pytest.raises(TimeLimitError, match=sentence):
         take_two()
     assert held_by("one") == ""
