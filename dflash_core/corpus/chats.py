@@ -27,6 +27,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 CHATS = ("messages", "conversations", "conversation", "dialog", "chat")
 LISTS = (*CHATS, "history", "question")
+TURNS = (*LISTS, "turns")
 SYSTEMS = ("system", "system_prompt")
 QUESTIONS = ("instruction", "question", "prompt", "query")
 INPUTS = ("input", "context")
@@ -82,7 +83,7 @@ def detect_format(row: Any) -> Format:
     if not chat and isinstance(question, str | list) and continued:
         return "instruction"
     values = chat or _list_under(row, LISTS)
-    if values is not None:
+    if values:
         return _detect_list(values)
     prompt = row.get("prompt")
     if "replies" in row or (isinstance(prompt, dict) and "replies" in prompt):
@@ -93,6 +94,8 @@ def detect_format(row: Any) -> Format:
         return "text"
     if question is not None:
         return "instruction"
+    if values is not None:
+        return "messages"
     raise DataError(f"has no known chat format; its keys are {', '.join(map(str, row))[:200]}")
 
 
@@ -248,9 +251,8 @@ def _is_pair(turn: Any) -> bool:
 
 
 def _from_history(row: Any) -> list[Conversation]:
-    turns = (
-        row if isinstance(row, list) else maybe_json(first_of(row, ("history", "turns", *CHATS)))
-    )
+    # In the order of `detect_format`: another list beside the chat is not what it says.
+    turns = row if isinstance(row, list) else _list_under(row, CHATS) or _list_under(row, TURNS)
     if not isinstance(turns, list) or not turns:
         raise DataError("has an empty history" if turns == [] else "has no list of turns")
     messages: list[Mapping[str, Any]] = []
@@ -260,7 +262,7 @@ def _from_history(row: Any) -> list[Conversation]:
         if not isinstance(turn, dict) or not isinstance(turn.get("user"), str):
             raise DataError(f"turn {k} has no text under 'user'")
         messages.append({"role": "user", "content": turn["user"]})
-        answer = turn.get("bot", turn.get("assistant"))
+        answer = _only(turn, ("bot", "assistant"))
         if answer is not None:
             if not isinstance(answer, str):
                 raise DataError(f"turn {k} has an answer of type {kind_of(answer)}")

@@ -66,6 +66,18 @@ def test_formats_are_detected(row, form) -> None:
         assert item.messages == PAIR
 
 
+@pytest.mark.parametrize("beside", [{"history": []}, {"history": [{"user": "old", "bot": "o"}]}])
+@pytest.mark.parametrize("turn", [{"bot": "a"}, {"bot": None, "assistant": "a"}])
+def test_pairs_are_read_where_they_were_found(beside, turn) -> None:
+    (item,) = convert_row({"conversation": [{"user": "q", **turn}], **beside})
+    assert item.messages == PAIR
+
+
+def test_empty_list_beside_turns_does_not_count() -> None:
+    (item,) = convert_row({"turns": [{"user": "q", "bot": "a"}], "history": [], "messages": []})
+    assert item.messages == PAIR
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -250,6 +262,8 @@ def test_hash_depends_on_what_is_said_alone() -> None:
         ({"messages": list(PAIR), "tools": [{"since": date(2026, 1, 1)}]}, "unknown shape"),
         ({"history": [{"user": 5}]}, "turn 0 has no text"),
         ({"history": [{"user": "q", "bot": 5}]}, "turn 0 has an answer of type int"),
+        ({"history": [{"user": "q", "bot": "a", "assistant": "b"}]}, "under bot and assistant"),
+        ({"history": [{"user": "q"}], "turns": ["p"]}, "under history and turns"),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "2 token ids but a mask of 1"),
         ({"input_ids": [1, "x"], "loss_mask": [1, 1]}, "no list of integers under 'input_ids'"),
         ({"input_ids": [1]}, "no list of integers under 'loss_mask'"),
