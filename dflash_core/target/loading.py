@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -150,7 +151,7 @@ def load_target(
     """
     _check_folder(config.path)
     trust = config.trust_remote_code
-    try:
+    with _told_in_one_sentence(config.path):
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
@@ -161,12 +162,6 @@ def load_target(
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise TargetError(
-            f"{config.path} cannot be loaded as a target model: {first}; set target.path to a "
-            "transformers folder of a causal language model"
-        ) from None
     model, found = loaded
     if found["mismatched_keys"]:
         name, stored, expected = min(found["mismatched_keys"])
@@ -200,11 +195,34 @@ def text_config(config: TargetConfig) -> Any:
     """Return the transformers config of a target's language model, without its weights.
 
     Raises:
-        TargetError: The folder is no transformers folder.
+        TargetError: The folder is no transformers folder, or its config.json contradicts itself.
     """
     _check_folder(config.path)
     trust = config.trust_remote_code
-    return AutoConfig.from_pretrained(config.path, trust_remote_code=trust).get_text_config()
+    with _told_in_one_sentence(config.path):
+        return AutoConfig.from_pretrained(config.path, trust_remote_code=trust).get_text_config()
+
+
+@contextmanager
+def _told_in_one_sentence(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        RuntimeError,
+        SafetensorError,
+        StrictDataclassError,
+    ) as error:
+        first, *more = (str(error).strip() or type(error).__name__).splitlines()
+        if more and first.endswith(":"):
+            first = f"{first} {more[0].strip()}"
+        raise TargetError(
+            f"{path} cannot be loaded as a target model: {first}; set target.path to a "
+            "transformers folder of a causal language model"
+        ) from None
 
 
 def target_digest(path: Path) -> str:

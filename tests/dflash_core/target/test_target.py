@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_core.errors import TargetError
 from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
+from dflash_core.target.loading import text_config
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
 
@@ -96,6 +99,24 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 48}))
     with pytest.raises(TargetError, match=r"layers\.0\.mlp\.\w+\.weight in shape .*\(32, 48\)"):
         load_target(TargetConfig(path=tmp_path))
+
+
+@pytest.mark.parametrize("read", [text_config, load_target])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'.*factor"),
+        ({"rope_scaling": "yarn"}, "field 'rope_parameters': TypeError: .*'yarn'"),
+        ({"layer_types": ["full_attention"]}, "layer_type': ValueError: .*num_hidden_layers"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_told_in_one_sentence(
+    tmp_path: Path, read: Callable[[TargetConfig], Any], changes: dict[str, Any], words: str
+) -> None:
+    file = tiny_target(tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(TargetError, match=rf"cannot be loaded .*{words}.*target\.path"):
+        read(TargetConfig(path=tmp_path))
 
 
 def test_digest_follows_the_weights(folder: Path, tmp_path: Path) -> None:
