@@ -178,6 +178,12 @@ def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
         found = (part[name] for part in (dflash, raw) if part.get(name) is not None)
         return next(found, default)
 
+    slides = value("use_swa") or "sliding_attention" in qwen3.layer_types
+    if slides and raw.get("sliding_window") and not raw.get("use_sliding_window"):
+        raise ValueError(
+            f"sliding_window {raw['sliding_window']} counts for nothing without use_sliding_window,"
+            " though a layer is to slide; set use_sliding_window to true"
+        )
     if value("use_swa") and (
         "sliding_attention" not in qwen3.layer_types
         or value("swa_window_size") not in (None, qwen3.sliding_window)

@@ -72,6 +72,14 @@ def test_wrong_weights_are_refused(folder, change, sentence):
             {"dflash_config": {"mask_token_id": 96, "use_swa": True, "swa_window_size": 64}},
             "use_swa with swa_window_size 64 contradicts layer_types",
         ),
+        (
+            {
+                "sliding_window": 64,
+                "use_sliding_window": False,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "sliding_window 64 counts for nothing .*set use_sliding_window to true",
+        ),
     ],
 )
 def test_a_wrong_config_is_refused(folder, changes, sentence):
