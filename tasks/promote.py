@@ -37,7 +37,8 @@ def is_news(
     if champion.tags.get("corpus") == corpus:
         return False
     challenger = find_version(settings, CHALLENGER, folder.cache)
-    assert challenger is not None  # whoever is champion was one
+    if challenger is None:  # whoever promoted the champion by hand may have taken it away
+        return True
     return challenger.tags.get("corpus") != corpus or BEATEN not in challenger.tags
 
 
@@ -70,12 +71,14 @@ def challenge(
         Who is champion now, and why.
     """
     challenger = find_version(settings, CHALLENGER, folder.cache)
-    assert challenger is not None
-    if challenger.tags.get("flow_run") != trained.name:
-        words = (
-            f"version {challenger.version} of run {challenger.tags.get('flow_run')} became "
-            f"challenger meanwhile; {trained.name} is not judged"
+    if challenger is None or challenger.tags.get("flow_run") != trained.name:
+        other = (
+            "somebody took the challenger's alias away"
+            if challenger is None
+            else f"version {challenger.version} of run {challenger.tags.get('flow_run')} became "
+            "challenger"
         )
+        words = f"{other} meanwhile; {trained.name} is not judged"
         announce(words)
         return words
     assert trained.acceptance is not None

@@ -11,7 +11,8 @@ from configs.settings import Settings
 from flows.evaluate_drafter import evaluate_drafter
 from flows.plan_batches import plan_batches
 from flows.retrain import retrain
-from tasks.promote import challenge
+from tasks.prepare import prepare_corpus
+from tasks.promote import challenge, find_champion, is_news
 from tasks.run_folder import open_run_folder
 from tests.flows.conftest import MakeSettings
 
@@ -69,4 +70,15 @@ def test_promote_then_skip_then_keep_the_champion(settings: Settings) -> None:
 
     with open_run_folder(settings.run, default_name="late") as folder:
         words = challenge.fn(settings, folder, None, planned, folder.path)
-    assert "became challenger meanwhile" in words, "another run's version is not promoted for this"
+        assert "became challenger meanwhile" in words, "another run's version isn't promoted for it"
+
+        # Somebody tidies up in MLflow: the champion stays, nobody is challenger.
+        client.delete_registered_model_alias("retrained", "challenger")
+        words = challenge.fn(settings, folder, None, planned, folder.path)
+        assert (
+            words
+            == f"somebody took the challenger's alias away meanwhile; {planned.name} is not judged"
+        )
+        serving = find_champion.fn(settings, folder)
+        corpus = prepare_corpus(settings, folder)
+        assert is_news.fn(settings, folder, serving, corpus.train), "lost once, but nobody knows"
