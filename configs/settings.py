@@ -43,6 +43,8 @@ __all__ = [
 
 ENV_PREFIX = "DFLASH_"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+# What runs share under their root.
+SHARED_FOLDERS = ("cache", "launches", "locks", "mlflow")
 
 
 class RunConfig(FrozenModel):
@@ -80,6 +82,16 @@ class RunConfig(FrozenModel):
     """Longest wait of a machine for the others, whole seconds."""
     dask: str | None = Field(default=None, pattern=r"^(local|[a-z]+://[A-Za-z0-9.:\[\]-]+)$")
     """Address of a Dask scheduler that shares out profiling, or 'local' for processes here."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder_of_its_own(cls, name: str | None) -> str | None:
+        if name in SHARED_FOLDERS:
+            raise ValueError(
+                f"name '{name}' is a folder that all runs under a root share "
+                f"({', '.join(SHARED_FOLDERS)}); set run.name to another"
+            )
+        return name
 
     @model_validator(mode="after")
     def _calibrations_do_not_contradict(self) -> "RunConfig":

@@ -10,9 +10,11 @@ from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.errors import DFlashError
 from dflash_core.reporting import RunSummary
+from dflash_core.throughput import keep_begun
 from dflash_core.training.calibrated import Calibration
 from tasks.calibrate import calibrate
 from tasks.compare import compare, gate
+from tasks.console import announce
 from tasks.pilot import pilot
 from tasks.prepare import corpus_facts, prepare_corpus
 from tasks.profile import fit_edges, profile_facts, profile_lengths
@@ -20,7 +22,7 @@ from tasks.record import record_comparison
 from tasks.report import environment
 from tasks.run_folder import RunFolder
 from tasks.tracking import TrackedRun
-from tasks.train import training_job
+from tasks.train import begun_with, training_job
 
 __all__ = ["Rejection", "choose_strategy", "rejected"]
 
@@ -66,6 +68,9 @@ def choose_strategy(
             )
             measured[index] = pilot(short, folder, num_steps=settings.gate.pilot_steps)
         result = gate(settings, strategies, measured)
+    if (begun := begun_with(settings, folder)) is not None:
+        result = keep_begun(result, name=begun.strategy, mixing=begun.mixing)
+        announce(f"gate: {result.reason}")
     summary = RunSummary(
         name=folder.name,
         started=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",

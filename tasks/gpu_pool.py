@@ -7,7 +7,7 @@ from uuid import UUID
 
 import httpx
 import torch
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.concurrency.asyncio import (
     AcquireConcurrencySlotTimeoutError,
     ConcurrencySlotAcquisitionError,
@@ -112,23 +112,29 @@ def held_by(limit: str) -> str:
             found = client.read_global_concurrency_limit_by_name(limit)
             if found.active_slots < found.limit:
                 return ""
-            resource = EventResourceFilter(id=[f"prefect.concurrency-limit.{found.id}"])
-            names = EventNameFilter(name=[ACQUIRED, RELEASED])
-            events = client.read_events(
-                EventFilter(event=names, resource=resource), limit=NEWEST
-            ).events
-            over = {event.follows for event in events if event.event == RELEASED}
-            runs = [
-                event.resource_in_role["flow-run"].id.removeprefix("prefect.flow-run.")
-                for event in events
-                if event.event == ACQUIRED
-                and event.id not in over
-                and "flow-run" in event.resource_in_role
-            ][: found.limit]
-            holders = [client.read_flow_run(UUID(run)) for run in runs]
+            runs = _holders(client, found.id)[: found.limit]
+            told = [_told(client, run) for run in runs]
     except (httpx.HTTPError, ObjectNotFound):  # who asks for the slot next says what is wrong
         return ""
-    if not holders:
-        return ", held by no run that the server's events tell of"
-    told = (f"{run.name} ({run.state_name or 'no state'})" for run in holders)
-    return f", held by {', '.join(told)}"
+    return f", held by {', '.join(told) or 'no run that the events of the server tell of'}"
+
+
+def _holders(client: SyncPrefectClient, limit_id: UUID) -> list[UUID]:
+    """Return the flow runs that took a slot and did not give it back, newest first."""
+    resource = EventResourceFilter(id=[f"prefect.concurrency-limit.{limit_id}"])
+    names = EventNameFilter(name=[ACQUIRED, RELEASED])
+    events = client.read_events(EventFilter(event=names, resource=resource), limit=NEWEST).events
+    over = {event.follows for event in events if event.event == RELEASED}
+    return [
+        UUID(event.resource_in_role["flow-run"].id.removeprefix("prefect.flow-run."))
+        for event in events
+        if event.event == ACQUIRED and event.id not in over and "flow-run" in event.resource_in_role
+    ]
+
+
+def _told(client: SyncPrefectClient, run_id: UUID) -> str:
+    try:
+        run = client.read_flow_run(run_id)
+    except ObjectNotFound:
+        return f"{run_id} (deleted)"
+    return f"{run.name} ({run.state_name or 'no state'})"

@@ -7,8 +7,9 @@ import sys
 
 from dflash_core.config import FrozenModel
 
-__all__ = ["Launch", "end", "start", "stop"]
+__all__ = ["FLOW_RUN_ID", "SHUTDOWN_TIMEOUT_S", "Launch", "end", "start", "stop"]
 
+FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"  # Prefect's workers set it for what they start
 # Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
 SHUTDOWN_TIMEOUT_S = 15
 PR_SET_PDEATHSIG = 1

@@ -5,6 +5,7 @@ one launch at a time; one that is over is no longer announced, so whoever comes 
 after a retry of the flow run, takes part in the next.
 """
 
+import os
 import socket
 import threading
 import time
@@ -13,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.runtime import flow_run
+
 from configs.settings import RunConfig
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, TrainingError
-from tasks.launch import SHUTDOWN_TIMEOUT_S, Launch, end, start, stop
+from tasks.launch import FLOW_RUN_ID, SHUTDOWN_TIMEOUT_S, Launch, end, start, stop
 
 __all__ = ["Machines", "follow", "launches_folder"]
 
@@ -45,12 +48,16 @@ class Machines:
     meeting_limit_s: int = 600
 
     @classmethod
-    def of(cls, config: RunConfig, flow_run_id: str) -> "Machines | None":
-        """Return the machines of a flow run, or None when it is alone on its own."""
+    def of(cls, config: RunConfig) -> "Machines | None":
+        """Return the machines of this flow run, or None when it is alone on its own.
+
+        The others know the flow run that was started, which may have called this one.
+        """
         if config.nodes == 1:
             return None
         place = config.rendezvous or f"{socket.getfqdn()}:{PORT}"
-        folder = launches_folder(config.root, flow_run_id)
+        started = os.environ.get(FLOW_RUN_ID) or str(flow_run.root_flow_run_id)
+        folder = launches_folder(config.root, started)
         return cls(config.nodes, place, folder, config.meeting_limit_s)
 
     def announce(self, launch: Launch) -> Launch:

@@ -1,5 +1,6 @@
 """Runs that MLflow knows, as values to list and compare."""
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -37,7 +38,7 @@ class RecordedRun(FrozenModel):
     params: dict[str, str]
     """Settings of the run."""
     metrics: dict[str, float]
-    """Last figures of the run and of its training."""
+    """Last figures of the run and of its training, those that are finite."""
 
 
 def recorded_runs(client: MlflowClient, *, limit: int) -> list[RecordedRun]:
@@ -101,5 +102,6 @@ def _recorded(client: MlflowClient, run: Run, experiment: str) -> RecordedRun:
         strategy=strategy,
         rejected=tuple(sorted(str(c.info.run_name) for c in rejected)),
         params=dict(run.data.params),
-        metrics=metrics,
+        # MLflow keeps whatever anybody logs.
+        metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
     )

@@ -94,7 +94,7 @@ def _fetch_one(system: Any, name: str, file: Path) -> None:
     if not file.is_file():
         announce(f"fetching {name}")
         # Other runs under the root may fetch it now too, each into a file of its own.
-        part = file.with_name(f".{file.name}.{uuid.uuid4().hex}.part")
+        part = file.with_name(f".{uuid.uuid4().hex}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             system.get_file(name, str(part))

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect.runtime import flow_run
-
-from configs.settings import NAME_PATTERN, RunConfig
+from configs.settings import NAME_PATTERN, SHARED_FOLDERS, RunConfig
 from dflash_core.artifacts import content_digest
 from dflash_core.errors import ConfigError, DFlashError
 from tasks.machines import Machines
@@ -72,7 +70,7 @@ def held_folder(folder: Path, *, place: str, name: str) -> Iterator[None]:
     Args:
         folder: The folder.
         place: Setting that puts it elsewhere, for the message.
-        name: Setting that gives it another name.
+        name: Setting that names another.
 
     Raises:
         ConfigError: It cannot be written, or another process holds it.
@@ -90,8 +88,7 @@ def held_folder(folder: Path, *, place: str, name: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another process is working in {folder}; wait for it, or set {name} to another "
-                "name"
+                f"another process is working in {folder}; wait for it, or set {name} to another"
             ) from None
         yield
 
@@ -112,7 +109,7 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
         config.root.resolve(),
         config.name or _folder_name(default_name),
         config,
-        Machines.of(config, str(flow_run.id)),
+        Machines.of(config),
     )
     with held_folder(folder.path, place="run.root", name="run.name"):
         folder.cache.mkdir(exist_ok=True)
@@ -140,7 +137,7 @@ def open_run_folder(config: RunConfig, *, default_name: str) -> Iterator[RunFold
 
 def _folder_name(text: str) -> str:
     """Return a text as it may stand in `RunConfig.name`, and different texts as different names."""
-    if NAME.fullmatch(text):
+    if NAME.fullmatch(text) and text not in SHARED_FOLDERS:
         return text
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:80] or "run"
     return f"{plain}-{content_digest(text)[:8]}"

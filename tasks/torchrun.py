@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ LAST_LINES = 200
 FULL = "[Errno 28] No space left on device"
 INPUT_ERRORS = {error.__name__: error for error in InputError.__subclasses__()}
 FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
+KILLED = re.compile(r"\bexitcode\s*:\s*-9\b")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupted)\b.*")
 
 
@@ -153,29 +155,29 @@ def _judge(code: int, status: RunStatus | None, last: Sequence[str], what: str) 
     if failed.kind in INPUT_ERRORS:
         raise INPUT_ERRORS[failed.kind](failed.reason)
     where = f" after step {status.step}" if status is not None and status.step else ""
-    reason = failed.reason
-    raise TrainingError(f"{what} failed{where}: {reason or _root_cause(last, code)}")
+    raise TrainingError(f"{what} failed{where}: {_root_cause(failed.reason, last, code)}")
 
 
-def _root_cause(last: Sequence[str], code: int) -> str:
-    """Return the first error that a rank printed; a peer's lost connection only follows from it."""
-    errors = [
-        line.strip()
-        for line in last
-        if ERROR_LINE.match(line.strip()) and "ChildFailedError" not in line
+def _root_cause(reason: str, last: Sequence[str], code: int) -> str:
+    """Return why it failed; that a rank waited for another in vain only follows from that.
+
+    Args:
+        reason: The first that a rank wrote down; empty when none could.
+        last: The last lines of all ranks and of torchrun.
+        code: torchrun's exit code.
+    """
+    lines = [line.strip() for line in last]
+    errors = [line for line in lines if ERROR_LINE.match(line) and "ChildFailedError" not in line]
+    told = [text for text in (reason, *errors) if text]
+    causes = [text for text in told if not any(word in text for word in FOLLOW_UPS)]
+    killed = [
+        f"a rank was killed ({line}), as the kernel does when memory runs out; lower "
+        "batching.token_budget, or training.topology.num_ranks on this machine"
+        for line in lines
+        if KILLED.search(line)
     ]
-    causes = [line for line in errors if not any(word in line for word in FOLLOW_UPS)]
-    if errors:
-        return (causes or errors)[0]
-    for line in last:
-        if "exitcode" in line and "-9" in line:
-            return (
-                f"a rank was killed ({line.strip()}), as the kernel does when memory runs out; "
-                "lower batching.token_budget, or training.topology.num_ranks on this machine"
-            )
-        if "exitcode" in line:
-            return line.strip()
-    return f"torchrun ended with exit code {code}"
+    exits = [line for line in lines if "exitcode" in line]
+    return next(chain(causes, killed, told, exits), f"torchrun ended with exit code {code}")
 
 
 class MetricsTail:

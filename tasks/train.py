@@ -5,25 +5,29 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from pydantic import ValidationError
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.config import problem_of
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import ArtifactError
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.throughput import CostModel
 from dflash_core.training.calibrated import balanced
+from dflash_core.training.checkpoint import has_checkpoint
 from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.preflight import PREFLIGHT
 from tasks.artifacts import progress_artifact
 from tasks.console import announce, logger, progress
 from tasks.gpu_pool import gpu_slot
-from tasks.run_folder import RunFolder
+from tasks.run_folder import RunFolder, held_folder
 from tasks.system_metrics import system_metrics
 from tasks.torchrun import run_torchrun
 from tasks.tracking import StepMetrics, TrackedRun
 
-__all__ = ["train", "training_job"]
+__all__ = ["begun_with", "train", "training_job"]
 
 JOB_NAME = "job.json"
 
@@ -60,12 +64,37 @@ def training_job(
     return job if cost is None else balanced(job, cost, TokenStore.open(corpus.train).lengths)
 
 
+def begun_with(settings: Settings, folder: RunFolder) -> BatchingConfig | None:
+    """Return how the run that is to be resumed batches; None when a new one begins.
+
+    Raises:
+        ArtifactError: It was begun by another version of this program.
+    """
+    file = folder.training / JOB_NAME
+    if not (settings.training.resume and has_checkpoint(folder.training) and file.is_file()):
+        return None
+    try:
+        return TrainingJob.model_validate_json(file.read_bytes()).batching
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{file} is no job of this version ({problem_of(error)}); set run.name to another"
+        ) from None
+
+
 @task(name="train", cache_policy=NO_CACHE)
 def train(job: TrainingJob, folder: RunFolder, run: TrackedRun) -> Path:
     """Train under torchrun, with steps going to MLflow as they come; returns the drafter.
 
     Call it directly: a submitted task runs in a thread, whose end would end the ranks.
+
+    Raises:
+        ConfigError: Another process trains there, such as ``dflash-flow train``.
     """
+    with held_folder(job.run_dir, place="run.root", name="run.name"):
+        return _train(job, folder, run)
+
+
+def _train(job: TrainingJob, folder: RunFolder, run: TrackedRun) -> Path:
     job_file = atomic_write(job.run_dir / JOB_NAME, job.model_dump_json(indent=1) + "\n")
     steps = StepMetrics(run)
     run.log_files(job_file)

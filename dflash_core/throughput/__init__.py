@@ -17,7 +17,14 @@ from dflash_core.throughput.cost import (
     RoleFit,
 )
 from dflash_core.throughput.fitting import fit_role
-from dflash_core.throughput.gate import Candidate, GateConfig, GateResult, GateVerdict, judge
+from dflash_core.throughput.gate import (
+    Candidate,
+    GateConfig,
+    GateResult,
+    GateVerdict,
+    judge,
+    keep_begun,
+)
 from dflash_core.throughput.observed import (
     Observation,
     ObservedForm,
@@ -61,6 +68,7 @@ __all__ = [
     "fitting_budget",
     "hold_against",
     "judge",
+    "keep_begun",
     "learn_drift",
     "measured_ktok_s",
     "predict",

@@ -10,7 +10,7 @@ from dflash_core.config import FrozenModel
 from dflash_core.errors import ConfigError
 from dflash_core.throughput.prediction import Prediction
 
-__all__ = ["Candidate", "GateConfig", "GateResult", "GateVerdict", "judge"]
+__all__ = ["Candidate", "GateConfig", "GateResult", "GateVerdict", "judge", "keep_begun"]
 
 TIE_ETA2 = 0.005
 MOST_DECIMALS = 9
@@ -175,6 +175,26 @@ def judge(candidates: Sequence[Candidate], config: GateConfig) -> GateResult:
         ),
         pilots=pilots,
     )
+
+
+def keep_begun(result: GateResult, *, name: str, mixing: str) -> GateResult:
+    """Return a result that keeps what a run to be resumed was begun with, if that passes.
+
+    Pilots and calibrations are measured: of two that are alike another may be preferred each time,
+    and a checkpoint goes on with the plan that it was trained on only.
+
+    Args:
+        result: The gate's own.
+        name: Strategy that the run was begun with.
+        mixing: Its mixing.
+    """
+    for index, verdict in enumerate(result.verdicts):
+        if (verdict.name, verdict.mixing) == (name, mixing) and verdict.passed:
+            if index == result.chosen:
+                return result
+            reason = f"{name}/{mixing} is kept, which passes and this run was begun with"
+            return result.model_copy(update={"chosen": index, "reason": reason})
+    return result
 
 
 def _at_one_pace(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dflash_core.planning import changed_ingredients
 __all__ = [
     "Cursor",
     "checkpoint_path",
+    "checkpoints_folder",
+    "has_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
     "open_checkpoint",
@@ -93,16 +96,26 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
         after: Step that the run goes on from.
 
     Returns:
-        Where they are now.
+        Where they are now; one of the same step that was set aside before keeps its name.
     """
     moved = []
     for path in _complete(folder):
         if path > checkpoint_path(folder, after):
-            place = folder / SET_ASIDE / path.name
-            place.parent.mkdir(exist_ok=True)
-            shutil.rmtree(place, ignore_errors=True)
-            moved.append(path.rename(place))
+            (folder / SET_ASIDE).mkdir(exist_ok=True)
+            names = chain([path.name], (f"{path.name}-{n}" for n in count(2)))
+            free = (folder / SET_ASIDE / name for name in names)
+            moved.append(path.rename(next(place for place in free if not place.exists())))
     return moved
+
+
+def checkpoints_folder(run_dir: Path) -> Path:
+    """Return where a run keeps its checkpoints."""
+    return run_dir / "checkpoints"
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Say whether a run has a checkpoint, without reading it."""
+    return bool(_complete(checkpoints_folder(run_dir)))
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

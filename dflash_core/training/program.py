@@ -13,6 +13,7 @@ from dflash_core.errors import ConfigError
 from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
+    checkpoints_folder,
     latest_checkpoint,
     read_cursor,
     set_aside,
@@ -111,7 +112,7 @@ def _tell_finished(job: TrainingJob, epochs: Epochs, cursor: Cursor) -> None:
 
 def _find_cursor(job: TrainingJob, ranks: Ranks, ingredients: dict[str, str]) -> Cursor:
     """Return where the run goes on; rank 0 looks, so that all ranks take the same checkpoint."""
-    folder = job.run_dir / "checkpoints"
+    folder = checkpoints_folder(job.run_dir)
     step = 0
     if ranks.is_first and job.training.resume:
         latest = latest_checkpoint(folder)

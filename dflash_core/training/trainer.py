@@ -14,6 +14,7 @@ from dflash_core.training.channel import Ready
 from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
+    checkpoints_folder,
     load_checkpoint,
     save_checkpoint,
 )
@@ -81,7 +82,7 @@ class Trainer:
     @property
     def checkpoints(self) -> Path:
         """Folder of the run's checkpoints."""
-        return self._job.run_dir / "checkpoints"
+        return checkpoints_folder(self._job.run_dir)
 
     def run(self, pipeline: Pipeline) -> bool:
         """Train to the end, until there is no more gain, or until asked to stop.

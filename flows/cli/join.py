@@ -10,11 +10,11 @@ from pathlib import Path
 
 from configs.settings import RunConfig
 from dflash_core.errors import ConfigError
+from tasks.launch import FLOW_RUN_ID
 
 __all__ = ["add_arguments", "run"]
 
 INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes numbers the pods of an indexed job
-FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"  # Prefect's workers set it for what they start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         calibration = _calibration(job, arguments.calibration)
         job, prediction = _predicted(job, calibration.cost)
     more = ["--only-features"] if arguments.only_features else []
-    with held_folder(job.run_dir, place="--out", name="--out"):
+    setting = "run_dir in the job" if arguments.config.suffix == ".json" else "--out"
+    with held_folder(job.run_dir, place=setting, name=setting):
         file = atomic_write(job.run_dir / "job.json", job.model_dump_json(indent=1) + "\n")
         last = _train(job, limits, file, *more)
     if arguments.only_features:

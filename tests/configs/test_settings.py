@@ -75,6 +75,7 @@ def test_misspelt_section_in_the_environment_is_refused(
     [
         ("[training]\nepocs = 3\n", "unknown setting 'training.epocs'"),
         ("[batching]\ntoken_budget = 0\n", "batching.token_budget: "),
+        ('[run]\nname = "mlflow"\n', "run.name: name 'mlflow' is a folder that all runs"),
         ('[corpus]\nsource = "files"\n', "corpus: source 'files' names no input"),
     ],
 )

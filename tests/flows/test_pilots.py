@@ -47,3 +47,9 @@ def test_pilots_decide_between_strategies_that_are_predicted_alike(
         assert json.loads(lines[-1])["step"] == len(lines) == 10
     assert summary.gate.pilots == ()
     assert not (folder / "training").exists()
+
+    files = sorted(folder.glob("pilot-*/metrics.jsonl"))
+    before = [file.read_bytes() for file in files]
+    repeated: Any = plan_batches(settings)
+    assert [file.read_bytes() for file in files] == before, "what was measured is kept"
+    assert repeated.gate == summary.gate

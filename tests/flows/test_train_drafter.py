@@ -101,6 +101,26 @@ def test_rejected_run_is_a_normal_outcome_that_reuses_and_says_why(
     assert list(tmp_path.iterdir()) == [], "the working folder must stay clean"
 
 
+@pytest.mark.integration
+def test_a_run_goes_on_with_the_strategy_that_it_was_begun_with(
+    tiny_settings: MakeSettings,
+) -> None:
+    """What the gate prefers is measured anew each time; a checkpoint has one plan."""
+    one = tiny_settings(run={"name": "begun"}, compare={"strategies": ["random"]})
+    begun = train_drafter(one)
+    more = tiny_settings(
+        run={"name": "begun"},
+        compare={"strategies": ["sorted", "random"]},
+        gate={"objective": "fastest"},
+    )
+    state = train_drafter(more, return_state=True)
+    assert state.is_completed(), state.message
+    gate = state.result().gate
+    assert gate.chosen == 1
+    assert gate.reason == "random/diverse is kept, which passes and this run was begun with"
+    assert state.result().training.num_steps == begun.training.num_steps
+
+
 def test_a_run_folder_is_held_by_one_process(tiny_settings: MakeSettings) -> None:
     settings = tiny_settings(run={"name": "held"})
     with open_run_folder(settings.run, default_name="x") as folder:

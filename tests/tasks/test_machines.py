@@ -4,6 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prefect import flow
+from prefect.runtime import flow_run
 
 from configs.settings import RunConfig
 from dflash_core.errors import TrainingError
@@ -57,3 +59,26 @@ def test_a_flow_that_opens_its_folder_begins_anew(tmp_path: Path) -> None:
             folder.machines.announce(LAUNCH)
             with pytest.raises(FileNotFoundError):
                 (folder.machines.folder / "end").stat()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_flow_within_a_flow_announces_where_the_others_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joiners know the flow run that was started: `retrain`'s, not `train_drafter`'s within it."""
+    config = RunConfig(root=tmp_path, nodes=2, rendezvous="127.0.0.1:29400")
+
+    @flow
+    def inner() -> str:
+        machines = Machines.of(config)
+        assert machines is not None
+        return machines.folder.name
+
+    @flow
+    def outer() -> tuple[str, str]:
+        return str(flow_run.id), inner()
+
+    started, announced = outer()
+    assert announced == started
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "started-by-a-worker")
+    assert inner() == "started-by-a-worker"

@@ -23,6 +23,7 @@ def test_a_flow_run_of_any_name_has_a_folder_that_settings_can_name(tmp_path: Pa
         "",
         "\u5b9e\u9a8c",
         "x" * 300,
+        "mlflow",
     ]
     names = [opened(tmp_path, text) for text in texts]
     assert len(set(names)) == len(texts) and names[1] == "my-run"

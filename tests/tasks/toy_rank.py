@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from dflash_core.errors import TrainingError
 from dflash_core.training.config import TopologyConfig, TrainingConfig
 from dflash_core.training.monitor import write_status
 from dflash_core.training.ranks import join_ranks
@@ -25,7 +26,13 @@ def main(run_dir: Path, what: str, *others: str) -> None:
                 raise ValueError("the guilty rank speaks")
             ranks.meet(what="a step")  # its peer only notices that it is alone
         if what == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
+            if not ranks.is_first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                ranks.meet(what="a step")
+            except TrainingError as error:  # its peer writes down what it sees
+                write_status(run_dir, "failed", step=2, num_steps=3, reason=str(error))
+                raise
         if what == "wait":
             wait_for_sigterm(run_dir, ranks.is_first)
 

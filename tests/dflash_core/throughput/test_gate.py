@@ -1,7 +1,7 @@
 import pytest
 
 from dflash_core.errors import ConfigError
-from dflash_core.throughput import Candidate, GateConfig, Prediction, judge, predict
+from dflash_core.throughput import Candidate, GateConfig, Prediction, judge, keep_begun, predict
 from tests.dflash_core.throughput.machines import machine, plan
 
 BASE = predict(plan(), machine(), block_size=8)
@@ -211,3 +211,16 @@ def test_contradicting_thresholds_are_refused():
 def test_a_gate_without_candidates_is_an_error():
     with pytest.raises(ConfigError, match=r"no strategy; name some in compare\.strategies"):
         judge([], GateConfig())
+
+
+def test_a_run_keeps_the_strategy_that_it_was_begun_with_as_long_as_that_passes():
+    both = [candidate("sorted", 32), candidate("random", 31, step_length_eta2=0.001)]
+    result = judge(both, GateConfig())
+    assert result.chosen == 1
+    kept = keep_begun(result, name="sorted", mixing="diverse")
+    assert kept.chosen == 0 and kept.verdicts == result.verdicts
+    assert "sorted/diverse is kept" in kept.reason
+    assert keep_begun(result, name="random", mixing="diverse") == result
+    assert keep_begun(result, name="sorted", mixing="contiguous") == result, "no candidate"
+    strict = judge(both, GateConfig(min_ktok_s=31.5))
+    assert keep_begun(strict, name="random", mixing="diverse") == strict, "it does not pass now"

@@ -1,6 +1,7 @@
 """Runs in the terminal: listed, compared, and delivered late."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def record(root: Path, name: str, *, seed: int, tau: float) -> None:
             pass
         with run.child("training", {"strategy": "bucketed", "mixing": "diverse"}) as training:
             training.log_metrics({"tau": tau, "ktok_s_measured": 3.25, "loss": 4.0})
+            # MLflow keeps what anybody logs; one run's must not hide the others.
+            training.log_metrics({"somebody.elses": math.nan})
 
 
 def test_runs_are_listed_newest_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +46,7 @@ def test_runs_are_listed_newest_first(root: Path, capsys: pytest.CaptureFixture[
     assert newest["strategy"] == "bucketed/diverse"
     assert newest["rejected"] == ["strategy-sorted-diverse"]
     assert newest["metrics"]["tau"] == 2.5
+    assert "somebody.elses" not in newest["metrics"]
 
 
 def test_comparison_shows_only_what_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,15 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from configs.settings import load_settings
+from configs.settings import RunConfig, load_settings
 from dflash_core.corpus.config import PrepareConfig
 from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import ConfigError
 from dflash_core.throughput import Accuracy
 from dflash_core.training.calibrated import read_calibration
 from dflash_core.training.calibration import fingerprint
@@ -29,7 +30,8 @@ from dflash_core.training.machine_history import (
 )
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
 from flows.cli.train import held
-from tasks.run_folder import held_folder
+from tasks.run_folder import RunFolder, held_folder
+from tasks.train import train
 from tests.dflash_core.throughput.machines import machine
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
@@ -70,19 +72,21 @@ def words(parts: Path, out: Path) -> list[str]:
     return ["train", "--config", config, "--store", store, "--out", str(out)]
 
 
+def job_of(parts: Path, run_dir: Path) -> TrainingJob:
+    settings = load_settings(parts / "run.toml", [])
+    return TrainingJob(
+        run_dir=run_dir,
+        store=parts / "store",
+        target=settings.target,
+        draft=settings.draft,
+        loss=settings.loss,
+        training=settings.training,
+    )
+
+
 def calibration(parts: Path, file: Path, **changes: object) -> list[str]:
     """Return words that give the cost model of a made-up machine which claims to be this one."""
-    settings = load_settings(parts / "run.toml", [])
-    marks = fingerprint(
-        TrainingJob(
-            run_dir=file.parent,
-            store=parts / "store",
-            target=settings.target,
-            draft=settings.draft,
-            loss=settings.loss,
-            training=settings.training,
-        )
-    ).model_copy(update=changes)
+    marks = fingerprint(job_of(parts, file.parent)).model_copy(update=changes)
     file.write_text(machine(fingerprint=marks).model_dump_json())
     return ["--calibration", str(file)]
 
@@ -118,10 +122,17 @@ def test_settings_become_a_job_and_a_drafter(parts: Path, tmp_path: Path, capsys
 def test_a_folder_in_which_another_process_trains_is_left_alone(
     parts: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    with held_folder(tmp_path / "run", place="--out", name="--out"):
-        assert main(words(parts, tmp_path / "run")) == EXIT_INPUT
-    assert "another process is working in" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "job.json").exists()
+    job = job_of(parts, tmp_path / "run")
+    finished = tmp_path / "job.json"
+    finished.write_text(job.model_dump_json())
+    with held_folder(job.run_dir, place="--out", name="--out"):
+        assert main(words(parts, job.run_dir)) == EXIT_INPUT
+        assert "another process is working in" in capsys.readouterr().err
+        assert main(["train", "--config", str(finished)]) == EXIT_INPUT
+        assert capsys.readouterr().err.endswith("or set run_dir in the job to another\n")
+        with pytest.raises(ConfigError, match=r"or set run\.name to another"):  # a flow's turn
+            train.fn(job, RunFolder(tmp_path, "run", RunConfig()), cast(Any, None))
+    assert not (job.run_dir / "job.json").exists()
 
 
 def test_a_calibration_of_another_machine_or_objective_is_refused_before_ranks_start(
