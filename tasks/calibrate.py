@@ -25,7 +25,8 @@ def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None)
     With ``run.calibrate_again`` what was measured before is not reused.
     """
     marks = fingerprint(job)
-    shapes = [job.batching.token_budget, job.batching.anchors.model_dump()]
+    budgets = {"token_budget", "anchor_budget", "max_samples", "anchors"}
+    shapes = job.batching.model_dump(include=budgets)
     file = given or cached_path(folder, "calibration", marks.model_dump(), shapes)
     with alone(folder, file.name):
         known = file.is_file() and not folder.config.calibrate_again

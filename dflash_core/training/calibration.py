@@ -265,14 +265,8 @@ class _Bench:
         return measurements, _jitter(every.sum(axis=2)), number
 
     def _shapes(self, rng: np.random.Generator) -> list[Shape]:
-        batching = self._job.batching
-        return calibration_shapes(
-            self._store.lengths,
-            token_budget=batching.token_budget,
-            max_length=batching.max_length or batching.token_budget,
-            truncates=batching.oversize == "truncate",
-            rng=rng,
-        )
+        lengths, supervised = self._store.lengths, self._store.supervised
+        return calibration_shapes(lengths, self._job.batching, supervised=supervised, rng=rng)
 
     def _time(self, shape: Shape) -> tuple[DraftBatch, Times]:
         """Return the batch and the seconds of each role on this rank."""

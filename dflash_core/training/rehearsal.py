@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_core.artifacts import content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.planning import EpochPlan, plan_epoch
 from dflash_core.throughput import CostModel, Split, Workload
@@ -80,7 +81,9 @@ def rehearse(
     run_dir = job.run_dir / "rehearsal"
     chosen = colocated(job, max_steps=min(steps, plan.num_steps))
     # A feature cache of its own: in the run's, some samples of the first epoch would be found.
-    kept = job.training.cache.path / ".rehearsal"
+    # Other runs that share its folder may rehearse at the same time.
+    place = content_digest(str(job.run_dir.resolve()))[:16]
+    kept = job.training.cache.path / f".rehearsal-{place}"
     cache = job.training.cache.model_copy(update={"path": kept})
     chosen = chosen.model_copy(
         update={
@@ -94,7 +97,11 @@ def rehearse(
             shutil.rmtree(folder, ignore_errors=True)
         run_dir.mkdir(parents=True)
     ranks.meet(what="the rehearsal")
-    run_job(chosen, ranks)
+    try:
+        run_job(chosen, ranks)
+    finally:
+        if ranks.is_first:
+            shutil.rmtree(kept, ignore_errors=True)
     found = 0.0, 0.0
     if ranks.is_first:
         lines = read_metrics(run_dir)
@@ -102,8 +109,7 @@ def rehearse(
         modelled = np.diff(ends[WARM_UP_STEPS - 1 : len(lines)])
         ratio, error = trimmed_ratio(seconds, modelled)
         found = ratio, max(error, pace_error(seconds, modelled, blocks=BLOCKS))
-        for folder in (run_dir, kept):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
     ratio, error = (ranks.agree(round(value * 1e6), what="the rehearsal") / 1e6 for value in found)
     return ratio, error
 

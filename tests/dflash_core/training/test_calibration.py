@@ -4,16 +4,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dflash_core.artifacts import content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import CalibrationError, TrainingError
-from dflash_core.planning import BatchingConfig, plan_epoch
+from dflash_core.planning import BatchingConfig, num_anchors, plan_epoch
 from dflash_core.throughput import CostModel, predict
 from dflash_core.throughput.cost import TERMS
-from dflash_core.training import calibration, guard
+from dflash_core.training import calibration, guard, rehearsal
 from dflash_core.training.calibration_shapes import calibration_shapes
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.rehearsal import pace_error, tempered, trimmed_ratio
@@ -31,14 +33,18 @@ def quick(monkeypatch):
 AMOUNTS = {name: np.asarray(100.0) for name in TERMS}
 
 
-def shapes(lengths, *, token_budget=1000, max_length=1000, truncates=False):
-    return calibration_shapes(
-        np.array(lengths),
+def shapes(
+    lengths, *, token_budget=1000, max_length: int | None = 1000, truncates=False, **more: Any
+):
+    config = BatchingConfig(
         token_budget=token_budget,
         max_length=max_length,
-        truncates=truncates,
-        rng=np.random.default_rng(0),
+        oversize="truncate" if truncates else "error",
+        **more,
     )
+    lengths = np.array(lengths, dtype=np.int64)
+    rng = np.random.default_rng(0)
+    return calibration_shapes(lengths, config, supervised=lengths * 4 // 5, rng=rng)
 
 
 def test_shapes_hold_the_budget_and_vary_rows_apart_from_length():
@@ -49,6 +55,30 @@ def test_shapes_hold_the_budget_and_vary_rows_apart_from_length():
     assert len({s.cell for s in found}) * 2 == len(found)
     sizes = {(len(s.micro_batch.rows), s.micro_batch.padded_length) for s in found}
     assert len({length for _, length in sizes}) > 6
+
+
+HEAVY = np.clip(np.random.default_rng(1).lognormal(6.9, 0.8, 5000).astype(int), 30, 16384)
+
+
+def test_shapes_hold_the_anchors_and_samples_that_training_may():
+    """What no micro-batch of the plan holds is neither needed nor timed."""
+    limits: dict[str, Any] = {"token_budget": 49_152, "anchor_budget": 1024, "max_samples": 12}
+    found = [s.micro_batch for s in shapes(HEAVY, max_length=None, **limits)]
+    rule = BatchingConfig().anchors
+    anchors = [int(num_anchors(HEAVY[batch.samples] * 4 // 5, rule).sum()) for batch in found]
+    assert 800 < max(anchors) <= 1024
+    assert {len(batch.rows) for batch in found} >= {1, 6, 12}
+
+
+def test_the_grid_is_as_it_was_where_only_token_slots_are_limited():
+    """The published accuracy was measured on it."""
+
+    def described(**limits: Any):
+        found = shapes(HEAVY, token_budget=49_152, max_length=None, **limits)
+        return content_digest([[s.cell, s.micro_batch.rows, s.few_anchors] for s in found])
+
+    assert described()[:16] == "a3bec5bfeb5f551c"
+    assert described(anchor_budget=10**6, max_samples=10**6) == described()
 
 
 def test_long_samples_are_cut_or_left_out_as_in_training():
@@ -149,6 +179,23 @@ def test_reading_kept_features_is_timed_beside_the_target(make_job, tmp_path):
     model.require(calibration.fingerprint(job))
     with pytest.raises(CalibrationError, match="features 'cache' is not 'online'"):
         model.require(calibration.fingerprint(make_job()))
+
+
+def test_runs_that_share_a_cache_folder_rehearse_apart(make_job, tmp_path, monkeypatch):
+    features, used = tmp_path / "features", []
+
+    def run_job(job, ranks):
+        job.training.cache.path.mkdir(parents=True)
+        used.append(job.training.cache.path)
+        raise TrainingError("in the midst of it")
+
+    monkeypatch.setattr(rehearsal, "run_job", run_job)
+    for name in ("one", "other", "one"):
+        job = make_job(name=name, features="cache", cache={"path": features})
+        with join_ranks(job.training) as ranks, pytest.raises(TrainingError, match="midst"):
+            rehearsal.rehearse(job, machine(), ranks, block_size=4)
+    assert used[0] == used[2] != used[1]
+    assert not list(features.iterdir())
 
 
 @pytest.mark.usefixtures("quick")
