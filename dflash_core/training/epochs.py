@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.planning import BatchingConfig, EpochPlan, plan_epoch
+from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch
 from dflash_core.throughput import route_targets
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.objective import MicroBatch
@@ -211,19 +211,36 @@ class Epochs:
         chosen = self.heldout_samples
         if not len(chosen):
             return []
-        batching = self._job.batching
-        config = BatchingConfig(
-            strategy="sorted",
-            token_budget=batching.token_budget,
-            max_length=self.plan(0).max_length,
-            oversize="truncate",
-            micro_batches_per_step=1,
+        config = self._heldout_batching(self._heldout.supervised[chosen])
+        plan = plan_epoch(
+            self._heldout.lengths[chosen],
+            config,
+            epoch=0,
+            seed=0,
+            world_size=1,
+            supervised=self._heldout.supervised[chosen],
         )
-        plan = plan_epoch(self._heldout.lengths[chosen], config, epoch=0, seed=0, world_size=1)
         return [
             _micro_batch(plan, index, 0, weight=1.0, samples=chosen)
             for index in range(plan.num_micro_batches)
         ]
+
+    def _heldout_batching(self, supervised: NDArray[np.int64]) -> BatchingConfig:
+        batching = self._job.batching
+        anchors = batching.anchor_budget
+        if anchors is not None:
+            # No gradients are kept: one with more anchors than any that is trained on fits as well.
+            anchors = max(anchors, int(num_anchors(supervised, batching.anchors).max()))
+        return BatchingConfig(
+            strategy="sorted",
+            token_budget=batching.token_budget,
+            anchor_budget=anchors,
+            max_samples=batching.max_samples,
+            anchors=batching.anchors,
+            max_length=self.plan(0).max_length,
+            oversize="truncate",
+            micro_batches_per_step=1,
+        )
 
     def _route(self, epoch: int) -> NDArray[np.int64]:
         plan = self.plan(epoch)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_core.corpus.store import Sample, TokenStore, write_store
-from dflash_core.planning import BatchingConfig, PlanCost, plan_epoch
+from dflash_core.planning import AnchorConfig, BatchingConfig, PlanCost, num_anchors, plan_epoch
 from dflash_core.throughput import route_targets
 from dflash_core.training.epochs import Epochs
 from tests.dflash_core.training.conftest import MakeJob
@@ -162,3 +162,25 @@ def test_heldout_samples_are_spread_over_the_lengths(make_job: MakeJob, tmp_path
     job = make_job(token_budget=256, validation={"every_steps": 1, "num_samples": 10})
     chosen = Epochs(job, store, store).heldout_samples
     assert chosen.tolist() == list(range(0, 100, 10))
+
+
+@pytest.mark.parametrize(("least", "budget"), [(1, 40), (100, 100)])
+def test_heldout_micro_batches_hold_what_training_may(
+    make_job: MakeJob, tmp_path, least, budget
+) -> None:
+    """A held-out sample with more anchors than the budget is measured all the same."""
+    samples = [
+        Sample(np.ones(n, np.int32), np.ones(n, np.bool_), "", f"s{n}") for n in range(2, 102)
+    ]
+    heldout = write_store(tmp_path / "heldout", samples)
+    store = write_store(tmp_path / "store", samples[:30])
+    rule = AnchorConfig(min_anchors=least)
+    limits = {"anchor_budget": 40, "max_samples": 3, "anchors": rule, "max_length": 101}
+    job = make_job(validation={"every_steps": 1, "num_samples": 100})
+    job = job.model_copy(update={"batching": job.batching.model_copy(update=limits)})
+    batches = Epochs(job, store, heldout).heldout_batches
+    supervised = np.minimum(heldout.supervised, 101)
+    held = [int(num_anchors(supervised[batch.samples], rule).sum()) for batch in batches]
+    assert sorted(s for batch in batches for s in batch.samples) == list(range(100))
+    assert budget // 2 < max(held) <= budget
+    assert max(len(batch.rows) for batch in batches) == 3
