@@ -63,9 +63,15 @@ def preflight(epochs: Epochs, run: Run, ranks: Ranks, *, cache_bytes: int = 0) -
     """
     plan = epochs.plan(0)
     guard = MemoryGuard.of(ranks, token_budget=plan.identity.config.token_budget)
+
+    def in_step(micro_batch: MicroBatch) -> None:
+        run(micro_batch)
+        # Ranks of another role take another time: none waits for more than a part of the other's.
+        ranks.meet(what=f"the {PREFLIGHT}")
+
     told = guard.run_worst(
         lambda index: epochs.micro_batch(0, index),
-        run,
+        in_step,
         rows=plan.rows,
         padded_lengths=plan.padded_lengths,
         num_anchors=plan.num_anchors,

@@ -11,7 +11,7 @@ from dflash_core.training.epochs import Epochs
 from dflash_core.training.memory import used_memory_bytes
 from dflash_core.training.preflight import MemoryReport, preflight
 from dflash_core.training.program import run_job
-from dflash_core.training.ranks import join_ranks
+from dflash_core.training.ranks import Ranks, join_ranks
 from dflash_core.training.trainer import MEMORY_NAME
 from tests.dflash_core.training.conftest import start_ranks
 from tests.tiny import TINY_LAYER_IDS
@@ -50,6 +50,18 @@ def test_the_worst_micro_batches_are_run_in_part_and_whole(make_job):
     assert len(report.worst) == len(worst)
     assert 0 < report.peak_bytes < report.limit_bytes
     assert "headroom" in str(report)
+
+
+def test_ranks_meet_after_every_part(make_job, monkeypatch):
+    """A slower role's whole pre-flight is no single wait."""
+    job = make_job()
+    epochs = Epochs(job, TokenStore.open(job.store), None)
+    done = []
+    monkeypatch.setattr(Ranks, "meet", lambda self, *, what: done.append(what))
+    with join_ranks(job.training) as ranks:
+        preflight(epochs, lambda batch: done.append("ran"), ranks)
+    assert done == ["ran", "the pre-flight"] * (len(done) // 2)
+    assert len(done) > 8
 
 
 def test_training_learns_the_same_with_and_without_it(make_job):
