@@ -76,7 +76,9 @@ class MemoryGuard:
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise
-                needed = max(fixed + expected_growth(known, 1.0), self.limit_bytes)
+                # The part alone grew by more than there is.
+                most = fixed + int((self.limit_bytes - fixed) / share)
+                needed = max(fixed + expected_growth(known, 1.0), most)
                 raise self._too_large(micro_batch, words, needed, fixed) from error
             # What stays, such as a library's buffers, is there once; the rest grows with the part.
             fixed = max(fixed, used_memory_bytes(self._device))

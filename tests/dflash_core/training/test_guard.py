@@ -109,6 +109,24 @@ def test_a_device_that_runs_out_is_told_in_the_same_words(error):
         guard_with(400).run(batch_of(rows=16), run, "16 rows")
 
 
+@pytest.mark.parametrize("whole", [200, 800])
+def test_a_device_that_runs_out_in_a_part_says_what_the_whole_would_need(whole):
+    """A first part that fails leaves nothing to extrapolate from but its own share."""
+
+    def run(part):
+        size = whole * len(part.rows) // 16
+        torch.ones(size * MIB // 4).add_(1)
+        if size > 80:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    limit = used_memory_bytes(CPU) + 80 * MIB
+    guard = MemoryGuard(torch.device("meta"), limit_bytes=limit, token_budget=16_384)
+    with pytest.raises(TrainingError, match="largest needs about") as caught:
+        guard.run(batch_of(rows=16), run, "largest")
+    budget = int(str(caught.value).rsplit("at most ", 1)[1].replace(",", ""))
+    assert budget <= (6_600 if whole == 200 else 2_100)
+
+
 def test_other_errors_stay_what_they_are():
     def run(_):
         raise RuntimeError("shapes differ")
