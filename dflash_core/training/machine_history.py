@@ -43,13 +43,16 @@ def costs_digest(cost: CostModel) -> str:
 def read_runs(file: Path) -> list[PastRun]:
     """Return past runs under this and earlier calibrations, oldest first; none without a file.
 
+    A last line without its end is what a full disk left of one, and no run.
+
     Raises:
         ArtifactError: The file is damaged.
     """
     if not file.is_file():
         return []
+    whole, _, _ = file.read_bytes().rpartition(b"\n")
     try:
-        return [PastRun.model_validate_json(line) for line in file.read_bytes().splitlines()]
+        return [PastRun.model_validate_json(line) for line in whole.splitlines()]
     except ValidationError as error:
         raise ArtifactError(
             f"{file} is no history of a machine ({problem_of(error, whole='a line')}); remove it "
@@ -73,9 +76,10 @@ def ratios_under(cost: CostModel, runs: list[PastRun]) -> list[float]:
 
 def remember_run(file: Path, run: PastRun) -> None:
     """Add a run, unless it is there as measured already: a finished run that was called again."""
-    with file.open("a") as stream:
+    with file.open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         known = {(past.run, past.measured_ktok_s) for past in read_runs(file)}
         if (run.run, run.measured_ktok_s) not in known:
-            stream.write(run.model_dump_json() + "\n")
+            stream.truncate(file.read_bytes().rfind(b"\n") + 1)
+            stream.write(f"{run.model_dump_json()}\n".encode())
             stream.flush()

@@ -4,7 +4,10 @@ import multiprocessing
 import pytest
 
 from dflash_core.errors import ArtifactError
-from dflash_core.training.calibrated import read_calibration
+from dflash_core.target.config import TargetConfig
+from dflash_core.throughput import predict
+from dflash_core.training.calibrated import hold_job, read_calibration
+from dflash_core.training.config import TrainingConfig, TrainingJob
 from dflash_core.training.machine_history import (
     PastRun,
     costs_digest,
@@ -13,7 +16,7 @@ from dflash_core.training.machine_history import (
     read_runs,
     remember_run,
 )
-from tests.dflash_core.throughput.machines import machine
+from tests.dflash_core.throughput.machines import machine, plan
 
 COST = machine()
 
@@ -94,13 +97,51 @@ def test_runs_that_end_at_once_are_all_remembered(calibration):
 def test_a_damaged_history_is_named(calibration, value):
     file = history_file(calibration)
     line = past().model_dump() | {"measured_ktok_s": value}
-    file.write_text(json.dumps(line).replace('"Infinity"', "Infinity").replace('"NaN"', "NaN"))
+    text = json.dumps(line).replace('"Infinity"', "Infinity").replace('"NaN"', "NaN")
+    file.write_text(f"{text}\n")
     with pytest.raises(ArtifactError, match=r"is no history of a machine \(measured.*remove it"):
         read_calibration(calibration)
 
 
-def test_a_line_cut_short_is_named(calibration):
+def test_a_line_cut_short_in_the_midst_is_named(calibration):
     file = history_file(calibration)
-    file.write_text(past().model_dump_json()[:-5])
+    file.write_text(past().model_dump_json()[:-5] + "\n")
     with pytest.raises(ArtifactError, match="is no history of a machine"):
         remember_run(file, past("b"))
+
+
+def test_what_a_full_disk_left_of_a_line_blocks_no_later_run(calibration):
+    file = history_file(calibration)
+    remember_run(file, past("a", 2.0))
+    with file.open("a") as stream:
+        stream.write(past("b", 1.9).model_dump_json()[:-5])
+    assert ratios_under(COST, read_runs(file)) == [1.0]
+    remember_run(file, past("c", 1.8))
+    assert ratios_under(COST, read_runs(file)) == [1.0, 0.9]
+    assert [run.run for run in read_runs(file)] == ["a", "c"]
+
+
+@pytest.mark.parametrize(("epochs", "taught"), [(1, []), (3, [1.25])])
+def test_a_feature_cache_found_filled_teaches_no_drift(calibration, tmp_path, epochs, taught):
+    """Its first epoch runs as fast as the readers: only these say how fast the machine is."""
+    filling, reading = (
+        predict(plan(), COST, block_size=8).model_copy(update={"ktok_s": ktok_s})
+        for ktok_s in (4.0, 8.0)
+    )
+    whole = filling.model_copy(update={"first": filling, "later": reading})
+    job = TrainingJob(
+        run_dir=tmp_path,
+        store=tmp_path,
+        target=TargetConfig(path=tmp_path),
+        training=TrainingConfig(features="cache"),
+    )
+    lines = [
+        {"step": 1, "epoch": epoch, "real_tokens": 1000, "step_s": 0.1}
+        for epoch in range(epochs)
+        for _ in range(10)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = hold_job(job, whole, read_calibration(calibration), on_warning=pytest.fail)
+    assert found.epochs[0].predicted_ktok_s == 4.0 and not found.inside
+    ratios = ratios_under(COST, read_runs(history_file(calibration)))
+    assert ratios == pytest.approx(taught)
