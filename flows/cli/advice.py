@@ -115,12 +115,12 @@ def _calibration(arguments: argparse.Namespace) -> tuple[Calibration, str, int]:
             f"{file} does not say what it was measured on; make one with dflash-flow calibrate "
             "--out FILE"
         )
-    here = (hardware_of(device_of(TrainingConfig())), versions_here())
-    for measured, present in zip((marks.hardware, marks.versions), here, strict=True):
-        if measured != present and not arguments.elsewhere:
+    devices = [hardware_of(device_of(TrainingConfig(device=name))) for name in ("auto", "cpu")]
+    for measured, present in ((marks.hardware, devices), (marks.versions, [versions_here()])):
+        if measured not in present and not arguments.elsewhere:
             raise CalibrationError(
-                f"{file} was measured on '{measured}' and this machine is '{present}'; calibrate "
-                "here, or add --elsewhere to plan for that machine"
+                f"{file} was measured on '{measured}' and this machine is '{present[0]}'; "
+                "calibrate here, or add --elsewhere to plan for that machine"
             )
     if arguments.block_size not in (None, marks.block_size):
         raise CalibrationError(

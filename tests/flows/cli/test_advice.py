@@ -72,6 +72,12 @@ def test_a_machine_elsewhere_can_be_planned_for(tmp_path, capsys):
     assert "calibrated on 2 ranks of two cores" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_calibration_of_the_processor_holds_where_there_is_a_gpu(words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    assert main(words) == 0
+
+
 def test_one_rank_cannot_know_what_ranks_cost_each_other(tmp_path, capsys):
     alone = HERE.model_copy(update={"num_ranks": 1})
     assert main(words_for(tmp_path, alone)) == 0
