@@ -22,7 +22,7 @@ from tasks.record import record_comparison
 from tasks.report import environment
 from tasks.run_folder import RunFolder
 from tasks.tracking import TrackedRun
-from tasks.train import begun_with, training_job
+from tasks.train import begun_with, check_settings, training_job
 
 __all__ = ["Rejection", "choose_strategy", "rejected"]
 
@@ -46,6 +46,7 @@ def choose_strategy(
 ) -> tuple[RunSummary, CorpusReport, Calibration]:
     """Prepare, profile, calibrate, compare and judge; every strategy gets a nested run."""
     run.log_params(settings.model_dump(mode="json"))
+    check_settings(settings, folder)
     corpus = prepare_corpus(settings, folder)
     profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
     edges = fit_edges(settings, profile)

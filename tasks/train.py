@@ -27,7 +27,7 @@ from tasks.system_metrics import system_metrics
 from tasks.torchrun import run_torchrun
 from tasks.tracking import StepMetrics, TrackedRun
 
-__all__ = ["begun_with", "train", "training_job"]
+__all__ = ["begun_with", "check_settings", "train", "training_job"]
 
 JOB_NAME = "job.json"
 
@@ -48,11 +48,27 @@ def training_job(
     chosen = {"strategy": strategy, "mixing": mixing}
     given = {name: value for name, value in chosen.items() if value is not None}
     batching = BatchingConfig.model_validate({**settings.batching.model_dump(), **given})
+    job = _job(settings, batching, folder.training, corpus.train, corpus.held_out)
+    return job if cost is None else balanced(job, cost, TokenStore.open(corpus.train).lengths)
+
+
+def check_settings(settings: Settings, folder: RunFolder) -> None:
+    """Look for settings of training that contradict each other, before there is a corpus.
+
+    Raises:
+        ConfigError: Two do.
+    """
+    _job(settings, settings.batching, folder.training, folder.cache, folder.cache)
+
+
+def _job(
+    settings: Settings, batching: BatchingConfig, run_dir: Path, store: Path, held_out: Path
+) -> TrainingJob:
     validates = settings.training.validation.every_steps is not None
     job = TrainingJob(
-        run_dir=folder.training,
-        store=corpus.train,
-        heldout_store=corpus.held_out if validates else None,
+        run_dir=run_dir,
+        store=store,
+        heldout_store=held_out if validates else None,
         target=settings.target,
         draft=settings.draft,
         loss=settings.loss,
@@ -61,7 +77,7 @@ def training_job(
         init_drafter=settings.run.warm_start,
     )
     check_job(job)
-    return job if cost is None else balanced(job, cost, TokenStore.open(corpus.train).lengths)
+    return job
 
 
 def begun_with(settings: Settings, folder: RunFolder) -> BatchingConfig | None:

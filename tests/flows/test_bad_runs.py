@@ -43,6 +43,17 @@ def test_missing_layer(tiny_settings: MakeSettings) -> None:
     assert "names layer 9" in fail(tiny_settings(target={"layer_ids": (0, 9)}))
 
 
+def test_settings_that_contradict_each_other_are_said_before_the_corpus_is_made(
+    tiny_settings: MakeSettings, tmp_path: Path
+) -> None:
+    topology = {"num_ranks": 2, "kind": "disaggregated"}
+    settings = tiny_settings(
+        run={"root": tmp_path / "runs"}, training={"topology": topology, "features": "cache"}
+    )
+    assert "set training.topology.kind to 'colocated'" in fail(settings)
+    assert not list((settings.run.root / "cache").iterdir())
+
+
 def test_missing_and_empty_corpus(tiny_settings: MakeSettings, tmp_path: Path) -> None:
     missing = tiny_settings(corpus={"inputs": [tmp_path / "nowhere.jsonl"]})
     assert "nowhere.jsonl" in fail(missing)
