@@ -81,10 +81,15 @@ def file_hashes(inputs: Sequence[Path]) -> dict[Path, str]:
     """Return the SHA-256 of each chat file that files, folders and globs name, in order.
 
     Raises:
-        DataError: As `find_files`.
+        DataError: As `find_files`, or a file can be read only once and would then be empty.
     """
     hashes: dict[Path, str] = {}
     for file in find_files(inputs)[0]:
+        if not file.is_file():
+            raise DataError(
+                f"{file} is a pipe or the like, which gives its rows only once, but here they are "
+                "hashed before they are read; write them to a file first"
+            )
         with file.open("rb") as stream:
             hashes[file] = hashlib.file_digest(stream, "sha256").hexdigest()
     return hashes

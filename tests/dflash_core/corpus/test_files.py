@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dflash_core.corpus.files import find_files, iter_rows, parse_row, stem_of
+from dflash_core.corpus.files import file_hashes, find_files, iter_rows, parse_row, stem_of
 from dflash_core.errors import DataError
 
 ROWS = [{"text": f"row {k} \u2028 \x85 ü", "n": k} for k in range(5)]
@@ -210,6 +210,8 @@ def test_pipes_are_read(tmp_path: Path) -> None:
     writer = threading.Thread(target=pipe.write_bytes, args=(JSONL,))
     writer.start()
     assert values(find_files([pipe])[0][0]) == ROWS
+    with pytest.raises(DataError, match=r"pipe is a pipe or the like.*write them to a file first"):
+        file_hashes([pipe])
     writer.join()
 
 
