@@ -6,7 +6,15 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
-from dflash_core.corpus.build import CorpusReport, build_corpus, source_digest
+from dflash_core.corpus.build import (
+    CorpusReport,
+    Regenerated,
+    answers_digest,
+    build_corpus,
+    regenerate_corpus,
+    source_digest,
+)
+from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.regenerate import Generate
 from dflash_core.decoding.regeneration import target_generate
 from dflash_core.reporting import CorpusFacts
@@ -29,16 +37,33 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
         folder, "corpus", config.model_dump(mode="json"), source_digest(config), target
     )
 
-    with alone(folder, out.name), ExitStack() as held:
+    with alone(folder, out.name):
         reused = (out / "corpus.json").is_file()
+        regenerated = None
+        if config.regenerate.enabled and not reused:
+            regenerated = _regenerate(settings, config, folder, target)
+        report = build_corpus(config, settings.target.path, out, regenerated=regenerated)
+    facts = corpus_facts(settings, report)
+    announce(
+        f"corpus: {facts.num_train:,} samples, {facts.num_held_out:,} held out, "
+        f"{facts.num_regenerated:,} answers by the target{' (reused)' if reused else ''}"
+    )
+    return report
+
+
+def _regenerate(
+    settings: Settings, config: CorpusConfig, folder: RunFolder, target: str
+) -> Regenerated:
+    """Have the target answer, or find what it said to the same; only meanwhile a slot is held."""
+    out = cached_path(folder, "answers", answers_digest(config), target)
+    with alone(folder, out.name), ExitStack() as held:
         on_progress = held.enter_context(progress("answers regenerated"))
 
         def generate() -> Generate:
             device = held.enter_context(decoding_device(settings))
-            target = load_target(settings.target, device=device)
-            return target_generate(target, config.regenerate)
+            return target_generate(load_target(settings.target, device=device), config.regenerate)
 
-        report = build_corpus(
+        return regenerate_corpus(
             config,
             settings.target.path,
             out,
@@ -46,12 +71,6 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
             facts={"target": target},
             on_progress=on_progress,
         )
-    facts = corpus_facts(settings, report)
-    announce(
-        f"corpus: {facts.num_train:,} samples, {facts.num_held_out:,} held out, "
-        f"{facts.num_regenerated:,} answers by the target{' (reused)' if reused else ''}"
-    )
-    return report
 
 
 def corpus_facts(settings: Settings, report: CorpusReport) -> CorpusFacts:

@@ -9,11 +9,12 @@ from dflash_core.corpus.store import Sample, TokenStore, write_store
 if TYPE_CHECKING:
     from dflash_core.corpus.assemble import PrepareReport, Selection, find_leaks
     from dflash_core.corpus.chats import Conversation, convert_row, detect_format
+    from dflash_core.corpus.conversations import iter_conversations
     from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
     from dflash_core.corpus.loading import load_encoder
     from dflash_core.corpus.masking import ChatEncoder, encode_chat
     from dflash_core.corpus.prepare import prepare_corpus, prepare_store
-    from dflash_core.corpus.regenerate import RegenerateReport, iter_conversations, regenerate_chats
+    from dflash_core.corpus.regenerate import RegenerateReport, regenerate_chats
 
 __all__ = [
     "ChatEncoder",
@@ -53,7 +54,7 @@ _LAZY = {
     "encode_chat": "masking",
     "endpoint_generate": "endpoint",
     "find_leaks": "assemble",
-    "iter_conversations": "regenerate",
+    "iter_conversations": "conversations",
     "load_encoder": "loading",
     "prepare_corpus": "prepare",
     "prepare_store": "prepare",

@@ -26,7 +26,7 @@ from dflash_core.corpus.part import PROVENANCE, PartSummary, Reject, read_part
 from dflash_core.corpus.store import SCHEMA, STORE_KIND, STORE_VERSION, ShardWriter, TokenStore
 from dflash_core.errors import ArtifactError, DataError
 
-__all__ = ["PrepareReport", "Selection", "assemble", "find_leaks"]
+__all__ = ["PrepareReport", "Selection", "assemble", "check_rejects", "find_leaks"]
 
 PROVENANCE_NAME = "provenance.arrow"
 REJECTS_NAME = "rejects.jsonl"
@@ -88,11 +88,6 @@ class PrepareReport(FrozenModel):
     tokenise_s: float = 0.0
     """Worker seconds in the tokenizer."""
 
-    @property
-    def reject_share(self) -> float:
-        """Refused rows as a share of all rows."""
-        return self.num_rejected_rows / max(self.num_rows, 1)
-
 
 def assemble(
     parts: Sequence[Path],
@@ -117,21 +112,12 @@ def assemble(
     summaries, keys = _first_look(parts, selection)
     rejects = [reject for summary in summaries for reject in summary.rejects]
     report = _count(summaries, rejects, config)
-    lines = "".join(reject.model_dump_json() + "\n" for reject in rejects)
     beside = out.with_name(f"{out.name}.{REJECTS_NAME}")
-    beside.unlink(missing_ok=True)
-    if report.reject_share > config.max_reject_share:
-        atomic_write(beside, lines)
-        reason, count = max(report.reject_reasons.items(), key=lambda item: item[1])
-        raise DataError(
-            f"{report.num_rejected_rows:,} of {report.num_rows:,} rows were refused "
-            f"({report.reject_share:.1%}), more than max_reject_share {config.max_reject_share}; "
-            f"the commonest of the reasons in {beside} ({count:,} rows) is: {reason}"
-        )
+    check_rejects(rejects, report.num_rows, config.max_reject_share, beside)
     keep, dropped = _choose(keys, selection)
     num_samples = int(np.count_nonzero(keep))
     if num_samples == 0:
-        atomic_write(beside, lines)
+        atomic_write(beside, _lines(rejects))
         raise DataError(
             f"no sample is left for {out} of {report.num_rows:,} rows: {report.num_rejects:,} were "
             f"refused (see {beside}), {dropped['duplicates']:,} were duplicates; check the inputs "
@@ -143,7 +129,7 @@ def assemble(
         out, kind=STORE_KIND, format_version=STORE_VERSION, metadata=entries
     ) as folder:
         num_tokens, num_supervised = _copy(parts, folder, keep, names)
-        (folder / REJECTS_NAME).write_text(lines, encoding="utf-8")
+        (folder / REJECTS_NAME).write_text(_lines(rejects), encoding="utf-8")
         report = report.model_copy(
             update={
                 "num_samples": num_samples,
@@ -156,6 +142,33 @@ def assemble(
         entries["num_samples"] = num_samples
         entries["report"] = report.model_dump(mode="json", exclude={"render_s", "tokenise_s"})
     return report
+
+
+def check_rejects(
+    rejects: Sequence[Reject], num_rows: int, max_reject_share: float, beside: Path
+) -> None:
+    """Refuse to go on with inputs of which too much would be lost.
+
+    Args:
+        rejects: Rows refused.
+        num_rows: All rows.
+        max_reject_share: Most of them that may be refused.
+        beside: Where the refused rows are written, if there are too many.
+
+    Raises:
+        DataError: More rows were refused than allowed.
+    """
+    beside.unlink(missing_ok=True)
+    num_rejected = _num_rejected_rows(rejects)
+    share = num_rejected / max(num_rows, 1)
+    if share > max_reject_share:
+        atomic_write(beside, _lines(rejects))
+        ((reason, count),) = _reasons(rejects).most_common(1)
+        raise DataError(
+            f"{num_rejected:,} of {num_rows:,} rows were refused "
+            f"({share:.1%}), more than max_reject_share {max_reject_share}; "
+            f"the commonest of the reasons in {beside} ({count:,} rows) is: {reason}"
+        )
 
 
 def find_leaks(train: TokenStore, held_out: TokenStore) -> NDArray[np.int64]:
@@ -273,9 +286,6 @@ def _count(
     for summary in summaries:
         for name, counts in summary.formats.items():
             formats.setdefault(name, Counter()).update(counts)
-    reasons = Counter(
-        re.sub(r"'[^']*'|0x[0-9a-f]+|[0-9][0-9,]*", "…", reject.reason)[:160] for reject in rejects
-    )
     return PrepareReport(
         num_files=len(formats.keys() | {reject.file for reject in rejects}),
         num_rows=sum(summary.num_rows for summary in summaries),
@@ -284,8 +294,8 @@ def _count(
         num_supervised=0,
         formats={name: dict(counts) for name, counts in formats.items()},
         num_rejects=len(rejects),
-        num_rejected_rows=len({(reject.file, reject.line) for reject in rejects}),
-        reject_reasons=dict(reasons.most_common()),
+        num_rejected_rows=_num_rejected_rows(rejects),
+        reject_reasons=dict(_reasons(rejects).most_common()),
         num_duplicates=0,
         num_leaks=0,
         num_other_side=0,
@@ -297,6 +307,20 @@ def _count(
         render_s=sum(summary.render_s for summary in summaries),
         tokenise_s=sum(summary.tokenise_s for summary in summaries),
     )
+
+
+def _num_rejected_rows(rejects: Sequence[Reject]) -> int:
+    return len({(reject.file, reject.line) for reject in rejects})
+
+
+def _reasons(rejects: Sequence[Reject]) -> Counter[str]:
+    return Counter(
+        re.sub(r"'[^']*'|0x[0-9a-f]+|[0-9][0-9,]*", "…", reject.reason)[:160] for reject in rejects
+    )
+
+
+def _lines(rejects: Sequence[Reject]) -> str:
+    return "".join(reject.model_dump_json() + "\n" for reject in rejects)
 
 
 def _choose(keys: _Keys, selection: Selection) -> tuple[NDArray[np.bool_], dict[str, int]]:

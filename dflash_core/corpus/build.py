@@ -1,29 +1,44 @@
 """The corpus of a run: a store to train on and a store held out, answers made anew if wanted."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.assemble import PrepareReport
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.corpus.files import file_hashes
+from dflash_core.corpus.files import file_hashes, stem_of
 from dflash_core.corpus.loading import load_tokenizer
 from dflash_core.corpus.prepare import prepare_corpus
-from dflash_core.corpus.regenerate import (
-    Generate,
-    RegenerateReport,
-    iter_conversations,
-    regenerate_chats,
-)
+from dflash_core.corpus.regenerate import Generate, RegenerateReport, regenerate_files
 from dflash_core.corpus.spans import Message
 from dflash_core.corpus.stdlib import write_stdlib_chats
 
-__all__ = ["CorpusReport", "build_corpus", "source_digest"]
+__all__ = [
+    "CorpusReport",
+    "Regenerated",
+    "answers_digest",
+    "build_corpus",
+    "regenerate_corpus",
+    "source_digest",
+]
 
 REPORT_NAME = "corpus.json"
+ANSWERS_NAME = "regenerated.jsonl"
+
+
+class Regenerated(NamedTuple):
+    """Chats whose answers were made anew.
+
+    Attributes:
+        file: The chats.
+        report: What was written.
+    """
+
+    file: Path
+    report: RegenerateReport
 
 
 class CorpusReport(FrozenModel):
@@ -41,14 +56,50 @@ class CorpusReport(FrozenModel):
     """What the target wrote anew."""
 
 
+def regenerate_corpus(
+    config: CorpusConfig,
+    tokenizer: Path,
+    out: Path,
+    *,
+    generate: Callable[[], Generate],
+    facts: Mapping[str, Any],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Regenerated:
+    """Have the answers to train on made anew, as far as an earlier call has not.
+
+    Stopped at any moment, the same call goes on where it was.
+
+    Args:
+        config: Settings of the corpus.
+        tokenizer: Tokenizer folder, the target's.
+        out: Folder of the answers, the same for the same `answers_digest` and target.
+        generate: Makes the answerer, only when there is something to answer.
+        facts: What the answers depend on besides ``config.regenerate``: the target's digest.
+        on_progress: Called with conversations regenerated and those there are.
+
+    Raises:
+        DataError: An input is missing, or more of its rows cannot be taken than allowed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / ANSWERS_NAME
+    report = regenerate_files(
+        _inputs(config, out),
+        config.prepare,
+        _only_when_asked(generate),
+        file,
+        facts={**config.regenerate.model_dump(), **facts},
+        choose=_short_answers(config, tokenizer),
+        on_progress=on_progress,
+    )
+    return Regenerated(file, report)
+
+
 def build_corpus(
     config: CorpusConfig,
     tokenizer: Path,
     out: Path,
     *,
-    generate: Callable[[], Generate] | None = None,
-    facts: dict[str, Any] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    regenerated: Regenerated | None = None,
     workers: int | None = None,
 ) -> CorpusReport:
     """Build both stores, or return those that an earlier call finished.
@@ -59,10 +110,7 @@ def build_corpus(
         config: Settings of the corpus.
         tokenizer: Tokenizer folder with a chat template, the target's.
         out: Folder of the corpus.
-        generate: Makes the answerer, only when there is something to answer; needed with
-            ``config.regenerate.enabled``.
-        facts: What regenerated answers depend on besides the settings: the target's digest.
-        on_progress: Called with conversations regenerated and those there are.
+        regenerated: What `regenerate_corpus` gave, which is trained on instead of the inputs.
         workers: Processes that tokenise.
 
     Raises:
@@ -71,30 +119,15 @@ def build_corpus(
     finished = out / REPORT_NAME
     if finished.is_file():
         return CorpusReport.model_validate_json(finished.read_bytes())
+    assert (regenerated is not None) == config.regenerate.enabled
     out.mkdir(parents=True, exist_ok=True)
-    inputs, held_out_inputs = _inputs(config, out)
-    regenerated = None
-    if config.regenerate.enabled:
-        assert generate is not None
-        rewritten = out / "regenerated.jsonl"
-        passed_over: list[str] = []
-        conversations = list(
-            iter_conversations(inputs, config.prepare, pass_over=passed_over.append)
-        )
-        total = len(conversations)
-        regenerated = regenerate_chats(
-            conversations,
-            _only_when_asked(generate),
-            rewritten,
-            facts={**config.regenerate.model_dump(), **(facts or {})},
-            choose=_short_answers(config, tokenizer),
-            on_progress=None if on_progress is None else lambda done: on_progress(done, total),
-            passed_over=passed_over,
-        )
-        inputs = [rewritten]
+    inputs = _inputs(config, out) if regenerated is None else [regenerated.file]
     train, held_out = prepare_corpus(
         config.model_copy(
-            update={"inputs": tuple(inputs), "held_out_inputs": tuple(held_out_inputs)}
+            update={
+                "inputs": tuple(inputs),
+                "held_out_inputs": tuple(_held_out_inputs(config, out)),
+            }
         ),
         tokenizer,
         train=out / "train",
@@ -106,7 +139,7 @@ def build_corpus(
         held_out=out / "held_out",
         prepared=train,
         prepared_held_out=held_out,
-        regenerated=regenerated,
+        regenerated=None if regenerated is None else regenerated.report,
     )
     atomic_write(finished, report.model_dump_json(indent=1) + "\n")
     return report
@@ -116,7 +149,7 @@ def source_digest(config: CorpusConfig) -> str:
     """Return a hash of what the chats are read from: the files' bytes, or the library's.
 
     Raises:
-        DataError: An input is missing.
+        DataError: An input is missing, or is a pipe.
     """
     if config.source == "stdlib":
         return content_digest("stdlib", sys.version)
@@ -124,13 +157,34 @@ def source_digest(config: CorpusConfig) -> str:
     return content_digest(list(hashes.values()))
 
 
-def _inputs(config: CorpusConfig, out: Path) -> tuple[list[Path], list[Path]]:
+def answers_digest(config: CorpusConfig) -> str:
+    """Return a hash of the settings and rows that answers made anew depend on.
+
+    Raises:
+        DataError: As `source_digest`.
+    """
+    if config.source == "stdlib":
+        rows: Any = [sys.version, config.max_samples]
+    else:  # a conversation is named after its file
+        rows = [(stem_of(file), sha) for file, sha in file_hashes(config.inputs).items()]
+    settings = config.model_dump(mode="json", include={"source", "format", "regenerate"})
+    return content_digest(settings, rows)
+
+
+def _inputs(config: CorpusConfig, out: Path) -> list[Path]:
     if config.source == "files":
-        return list(config.inputs), list(config.held_out_inputs)
-    train, held_out = out / "chats.jsonl", out / "held-out-chats.jsonl"
-    write_stdlib_chats(train, "train", most=config.max_samples)
-    write_stdlib_chats(held_out, "held_out", most=config.max_held_out)
-    return [train], [held_out]
+        return list(config.inputs)
+    chats = out / "chats.jsonl"
+    write_stdlib_chats(chats, "train", most=config.max_samples)
+    return [chats]
+
+
+def _held_out_inputs(config: CorpusConfig, out: Path) -> list[Path]:
+    if config.source == "files":
+        return list(config.held_out_inputs)
+    chats = out / "held-out-chats.jsonl"
+    write_stdlib_chats(chats, "held_out", most=config.max_held_out)
+    return [chats]
 
 
 def _short_answers(config: CorpusConfig, tokenizer: Path) -> Callable[[Message], bool]:

@@ -25,7 +25,15 @@ from dflash_core.corpus.spans import Rendering
 from dflash_core.corpus.store import SCHEMA, Sample, record_batch
 from dflash_core.errors import DataError
 
-__all__ = ["PART_SCHEMA", "PROVENANCE", "PartSummary", "Reject", "Tokeniser", "read_part"]
+__all__ = [
+    "PART_SCHEMA",
+    "PROVENANCE",
+    "PartSummary",
+    "Reject",
+    "Tokeniser",
+    "read_part",
+    "to_reject",
+]
 
 PROVENANCE = pa.schema(
     [
@@ -137,14 +145,14 @@ class Tokeniser:
                 conversations = convert_row(row.data, form)
                 digests = [conversation.content_hash for conversation in conversations]
             except (DataError, RecursionError) as error:
-                draft.rejects.append(_reject(file, row.number, error, _own_id(row.data)))
+                draft.rejects.append(to_reject(file, row.number, error, _own_id(row.data)))
                 continue
             draft.formats[file, form] += 1
             for conversation, digest in zip(conversations, digests, strict=True):
                 try:
                     rendered = self._render_one(conversation)
                 except DataError as error:
-                    draft.rejects.append(_reject(file, row.number, error, conversation.row_id))
+                    draft.rejects.append(to_reject(file, row.number, error, conversation.row_id))
                 else:
                     yield _Origin(file, row.number, conversation, digest), rendered
 
@@ -196,7 +204,7 @@ class Tokeniser:
             )
         if reason is not None:
             error = DataError(reason)
-            draft.rejects.append(_reject(origin.file, origin.line, error, conversation.row_id))
+            draft.rejects.append(to_reject(origin.file, origin.line, error, conversation.row_id))
             return
         if over:
             supervised = int(np.count_nonzero(chat.loss_mask[limit:]))
@@ -246,7 +254,8 @@ def _write(path: Path, draft: _Draft, summary: PartSummary) -> None:
     atomic_write(path, sink.getvalue().to_pybytes())
 
 
-def _reject(file: Path, line: int, error: Exception, sample_id: str) -> Reject:
+def to_reject(file: Path, line: int, error: Exception, sample_id: str = "") -> Reject:
+    """Return an error of one row as its reject, all of it printable."""
     return Reject(
         file=_printable(str(file)),
         line=line,

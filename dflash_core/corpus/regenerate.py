@@ -18,9 +18,10 @@ from pydantic import Field
 
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.chats import Conversation, convert_row
+from dflash_core.corpus.assemble import check_rejects
+from dflash_core.corpus.chats import Conversation
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.files import find_files, iter_rows, parse_row, stem_of
+from dflash_core.corpus.conversations import Intake, iter_conversations
 from dflash_core.corpus.spans import Message
 from dflash_core.errors import DataError
 
@@ -29,8 +30,8 @@ __all__ = [
     "Generate",
     "RegenerateReport",
     "TurnPrompt",
-    "iter_conversations",
     "regenerate_chats",
+    "regenerate_files",
     "seed_of",
 ]
 
@@ -91,12 +92,55 @@ class RegenerateReport(FrozenModel):
     """Tokens generated."""
     num_refused: int = 0
     """Prompts that the server refused, such as too long ones; their conversations end before."""
-    refused: dict[str, str] = Field(default_factory=dict)
-    """The first of them: ids of their conversations, and why."""
+    refused: list[str] = Field(default_factory=list)
+    """The first of them: the conversation's id, and why."""
     num_passed_over: int = 0
     """Input rows that could not be taken, or hold no chat."""
     passed_over: list[str] = Field(default_factory=list)
-    """Why, for the first of them."""
+    """The first of them: row and file, and why."""
+
+
+def regenerate_files(
+    inputs: Sequence[Path],
+    config: PrepareConfig,
+    generate: Generate,
+    out: Path,
+    *,
+    facts: Mapping[str, Any],
+    choose: Callable[[Message], bool] = lambda answer: True,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RegenerateReport:
+    """Write the conversations of chat files with new answers.
+
+    All rows are read once before the first answer: what is wrong with them costs no generation.
+
+    Args:
+        inputs: Files, or folders of files.
+        config: Format of the rows, and how many of them may be refused.
+        generate: Answers a batch of prompts.
+        out: The file, as `regenerate_chats` writes it.
+        facts: As `regenerate_chats` takes them.
+        choose: Which assistant messages are written anew.
+        on_progress: Called after each window with the conversations done and those there are.
+
+    Raises:
+        DataError: More rows cannot be taken than ``config.max_reject_share``; they then stand in
+            ``<out's stem>.rejects.jsonl``. Or ``out`` was begun with other facts.
+    """
+    intake = Intake()
+    for _ in iter_conversations(inputs, config, intake=intake):
+        pass
+    beside = out.with_name(f"{out.stem}.rejects.jsonl")
+    check_rejects(intake.rejects, intake.num_rows, config.max_reject_share, beside)
+    return regenerate_chats(
+        iter_conversations(inputs, config),
+        generate,
+        out,
+        facts=facts,
+        choose=choose,
+        on_progress=lambda done: on_progress(done, intake.num_conversations),
+        passed_over=intake.passed_over,
+    )
 
 
 def regenerate_chats(
@@ -118,7 +162,7 @@ def regenerate_chats(
         facts: What the answers depend on: hashes of inputs and model, temperature, limits.
         choose: Which assistant messages are written anew; the others keep their text.
         on_progress: Called after each window with the conversations that are done.
-        passed_over: What `iter_conversations` tells of rows; read when there are no more.
+        passed_over: Rows that gave no conversation, and why, for the report.
 
     Raises:
         DataError: ``out`` was begun with other facts.
@@ -146,51 +190,6 @@ def seed_of(seed: int, *names: object) -> int:
     A restart draws the same again, and no two prompts share their draws.
     """
     return int(content_digest(seed, names)[:8], 16) % 2**31
-
-
-def iter_conversations(
-    inputs: Sequence[Path],
-    config: PrepareConfig,
-    *,
-    pass_over: Callable[[str], None] = lambda reason: None,
-) -> Iterator[Conversation]:
-    """Yield the chats of files in order, prompts without answers included.
-
-    Rows that cannot be taken, text and token rows are passed over.
-
-    Args:
-        inputs: Files, or folders of files.
-        config: Format of the rows.
-        pass_over: Told why a row is passed over.
-    """
-    files, _ = find_files(inputs)
-    for file in files:
-        for raw in iter_rows(file):
-            row = parse_row(raw)
-            if row.error is not None:
-                pass_over(f"row {row.number} {row.error}" if row.number else f"it {row.error}")
-                continue
-            try:
-                found = convert_row(row.data, None if config.format == "auto" else config.format)
-            except DataError as error:
-                pass_over(f"row {row.number} {error}")
-                continue
-            for k, item in enumerate(found):
-                if not item.messages:
-                    pass_over(f"row {row.number} is no chat but text or tokens")
-                    continue
-                number = f"{row.number}.{k}" if len(found) > 1 else str(row.number)
-                yield _named(item, stem_of(file), number)
-
-
-def _named(item: Conversation, stem: str, number: str) -> Conversation:
-    return Conversation(
-        messages=item.messages,
-        tools=item.tools,
-        row_id=f"{stem}/{item.row_id or number}",
-        group=item.group,
-        domain=item.domain or stem,
-    )
 
 
 def _resume(out: Path, meta: Path, facts: dict[str, Any]) -> int:
@@ -323,14 +322,14 @@ def _row(dialogue: _Dialogue) -> dict[str, Any]:
 
 def _report(out: Path, passed_over: Sequence[str]) -> RegenerateReport:
     conversations = kept = regenerated = cut_off = tokens = 0
-    refused: list[tuple[str, str]] = []
+    refused: list[str] = []
     with out.open("rb") as file:
         for line in file:
             conversations += 1
             row = json.loads(line)
             for turn in row["regenerated"]:
                 if "refused" in turn:
-                    refused.append((row["id"], turn["refused"]))
+                    refused.append(f"{row['id']}: {turn['refused']}")
                     continue
                 kept += turn["kept"]
                 regenerated += not turn["kept"]
@@ -343,7 +342,7 @@ def _report(out: Path, passed_over: Sequence[str]) -> RegenerateReport:
         num_cut_off=cut_off,
         num_tokens=tokens,
         num_refused=len(refused),
-        refused=dict(refused[:MOST_NAMED]),
+        refused=refused[:MOST_NAMED],
         num_passed_over=len(passed_over),
         passed_over=list(passed_over[:MOST_NAMED]),
     )

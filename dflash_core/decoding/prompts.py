@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dflash_core.artifacts import MANIFEST_NAME
 from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.conversations import Intake, iter_conversations
 from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.regenerate import iter_conversations
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import DataError
 
@@ -47,13 +47,13 @@ def read_prompts(path: Path, tokenizer: Any, *, max_prompts: int | None = None) 
     """
     if not path.exists():
         raise DataError(f"there is no prompt file {path}; name a chat file or a token store")
-    problems: list[str] = []
+    intake = Intake()
     if (path / MANIFEST_NAME).is_file():
         found = store_prompts(TokenStore.open(path), max_prompts=max_prompts)
     else:
-        found = list(islice(_chat_prompts(path, tokenizer, problems), max_prompts))
+        found = list(islice(_chat_prompts(path, tokenizer, intake), max_prompts))
     if not found:
-        why = problems[0] if problems else "a chat needs a message before its answer"
+        why = next(iter(intake.passed_over), "a chat needs a message before its answer")
         raise DataError(f"{path} holds no prompt: {why}")
     return found
 
@@ -73,14 +73,9 @@ def store_prompts(store: TokenStore, *, max_prompts: int | None = None) -> list[
     return found
 
 
-def _chat_prompts(path: Path, tokenizer: Any, problems: list[str]) -> Iterator[Prompt]:
+def _chat_prompts(path: Path, tokenizer: Any, intake: Intake) -> Iterator[Prompt]:
     encoder = ChatEncoder(tokenizer)
-
-    def note(reason: str) -> None:
-        if not problems:  # the first says enough
-            problems.append(reason)
-
-    for conversation in iter_conversations([path], PrepareConfig(), pass_over=note):
+    for conversation in iter_conversations([path], PrepareConfig(), intake=intake):
         messages = list(conversation.messages)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         messages = messages[: answers[-1]] if answers else messages

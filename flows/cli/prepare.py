@@ -20,8 +20,7 @@ from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.regenerate import (
     Generate,
     RegenerateReport,
-    iter_conversations,
-    regenerate_chats,
+    regenerate_files,
 )
 from dflash_core.errors import ConfigError
 
@@ -131,20 +130,14 @@ def _regenerate(
         generate, template = _load_target(folder, arguments)
         facts |= {"target": target_digest(folder), "template": template}
     out.parent.mkdir(parents=True, exist_ok=True)
-    passed_over: list[str] = []
-    report = regenerate_chats(
-        iter_conversations(arguments.inputs, config, pass_over=passed_over.append),
-        generate,
-        out,
-        facts=facts,
-        on_progress=_tell_regenerated,
-        passed_over=passed_over,
+    report = regenerate_files(
+        arguments.inputs, config, generate, out, facts=facts, on_progress=_tell_regenerated
     )
     return [out], report
 
 
-def _tell_regenerated(done: int) -> None:
-    sys.stderr.write(f"regenerated {done:,} conversations\n")
+def _tell_regenerated(done: int, total: int) -> None:
+    sys.stderr.write(f"regenerated {done:,} of {total:,} conversations\n")
 
 
 def _load_target(folder: Path, arguments: argparse.Namespace) -> tuple[Generate, str]:

@@ -96,7 +96,7 @@ def test_rejected_run_is_a_normal_outcome_that_reuses_and_says_why(
     after = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     kinds = {path.name.split("-")[0] for path in after}
     # Whether "registered" is there depends on an accepted run before this one.
-    assert kinds - {"registered"} == {"corpus", "profile", "calibration"}
+    assert kinds - {"registered"} == {"corpus", "answers", "profile", "calibration"}
     assert not before or after == before
     assert list(tmp_path.iterdir()) == [], "the working folder must stay clean"
 

@@ -5,14 +5,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dflash_core.corpus.build import build_corpus, source_digest
+from dflash_core.corpus.build import (
+    Regenerated,
+    answers_digest,
+    build_corpus,
+    regenerate_corpus,
+    source_digest,
+)
 from dflash_core.corpus.config import CorpusConfig, RegenerateConfig
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
 from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import DataError
 
 LONG = "a long answer " * 20
 
@@ -59,21 +67,69 @@ def test_short_answers_are_the_targets_own(
     chats.with_name("held.jsonl").write_text('{"question": "question 59", "answer": "old"}\n')
     asked: list[str] = []
     progress: list[tuple[int, int]] = []
-    report = build_corpus(
+    regenerated = regenerate_corpus(
         config,
         tokenizer_folder,
-        tmp_path / "out",
+        tmp_path / "answers",
         generate=answerer(asked),
+        facts={"target": "t"},
         on_progress=lambda done, total: progress.append((done, total)),
-        workers=1,
     )
     assert asked == [f"question {k}" for k in range(10, 60)]
-    assert progress[-1] == (60, 60)
-    assert report.regenerated is not None and report.regenerated.num_regenerated == 50
-    assert report.regenerated.passed_over == ["row 61 is no chat but text or tokens"]
+    assert progress == [(60, 60)]
+    assert regenerated.report.num_regenerated == 50
+    assert regenerated.report.passed_over == [f"row 61 of {chats} is no chat but text or tokens"]
+    report = build_corpus(
+        config, tokenizer_folder, tmp_path / "out", regenerated=regenerated, workers=1
+    )
+    assert report.regenerated == regenerated.report
     trained = texts(report.train, encoder)
     assert trained.count("new<|im_end|>") == 50 and trained.count(f"{LONG}<|im_end|>") == 10
     assert texts(report.held_out, encoder) == ["old<|im_end|>"]
+
+
+def test_too_many_rows_that_cannot_be_taken_stop_before_the_first_answer(
+    tmp_path: Path, chats: Path, tokenizer_folder: Path
+) -> None:
+    chats.write_text(chats.read_text() + '{"text": "no chat"}\n' * 30 + '{"odd": 1}\n' * 10)
+    asked: list[str] = []
+
+    def regenerate(most: float) -> Regenerated:
+        return regenerate_corpus(
+            CorpusConfig(inputs=(chats,), max_reject_share=most),
+            tokenizer_folder,
+            tmp_path / "answers",
+            generate=answerer(asked),
+            facts={},
+        )
+
+    sentence = r"10 of 100 rows were refused .*than max_reject_share 0.09.* its keys are odd"
+    with pytest.raises(DataError, match=sentence):
+        regenerate(0.09)
+    assert not asked
+    refused = (tmp_path / "answers" / "regenerated.rejects.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in refused] == list(range(91, 101))
+    report = regenerate(0.1).report
+    assert len(asked) == report.num_conversations == 60 and report.num_passed_over == 40
+    reason = "has no known chat format; its keys are odd"
+    assert report.passed_over[0] == f"row 91 of {chats} {reason}"
+
+
+def test_answers_outlive_settings_that_they_do_not_depend_on(chats: Path) -> None:
+    def digest(**fields: Any) -> str:
+        return answers_digest(CorpusConfig(**{"inputs": (chats,), **fields}))
+
+    moved = chats.with_name("deep") / chats.name
+    moved.parent.mkdir()
+    moved.write_bytes(chats.read_bytes())
+    same = {"max_reject_share": 0.5, "max_length": 99, "held_out_percent": 9, "inputs": (moved,)}
+    assert {digest(**{name: value}) for name, value in same.items()} == {digest()}
+    other = RegenerateConfig(max_new_tokens=7)
+    assert len({digest(), digest(format="history"), digest(regenerate=other)}) == 3
+    stdlib = [digest(source="stdlib", max_samples=most) for most in (5, 6)]
+    before = digest()
+    chats.write_text(chats.read_text() + "\n")
+    assert len({*stdlib, before, digest()}) == 4
 
 
 def test_digest_of_the_source_is_that_of_its_bytes(chats: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from dflash_core.corpus.chats import Conversation, convert_row
 from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.conversations import Intake, iter_conversations
 from dflash_core.corpus.prepare import prepare_store
 from dflash_core.corpus.regenerate import (
     WINDOW,
     Answer,
-    iter_conversations,
     regenerate_chats,
     seed_of,
 )
@@ -108,8 +108,8 @@ def test_refused_prompt_ends_its_conversation_and_is_counted(
     tmp_path: Path, encoder, tokenizer
 ) -> None:
     chats = [
-        conversation(user("a"), assistant("x"), user("too long"), assistant("x"), row_id="late"),
-        conversation(user("too long"), assistant("x"), user("b"), assistant("x"), row_id="early"),
+        conversation(user("a"), assistant("x"), user("too long"), assistant("x"), row_id="twice"),
+        conversation(user("too long"), assistant("x"), user("b"), assistant("x"), row_id="twice"),
         conversation(user("c"), assistant("x")),
     ]
     out = tmp_path / "r.jsonl"
@@ -120,7 +120,7 @@ def test_refused_prompt_ends_its_conversation_and_is_counted(
         ["c", "c!1"],
     ]
     assert (report.num_conversations, report.num_regenerated, report.num_refused) == (3, 2, 2)
-    assert report.refused == {"late": "status 400", "early": "status 400"}
+    assert report.refused == ["twice: status 400", "twice: status 400"]
     prepared = prepare_store(
         [out], encoder, tmp_path / "s", PrepareConfig(max_reject_share=1), workers=1
     )
@@ -214,10 +214,17 @@ def test_rows_that_cannot_be_taken_are_told_and_do_not_end_the_run(tmp_path: Pat
         '{"instruction": "q", "output": "a", "history": [["x"]]}\n'
         '{"question": "q", "answer": "a"}\n'
     )
-    told: list[str] = []
-    (found,) = iter_conversations([path], PrepareConfig(), pass_over=told.append)
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    (tmp_path / "b.jsonl").touch()
+    intake = Intake()
+    (found,) = iter_conversations([tmp_path], PrepareConfig(), intake=intake)
     assert found.row_id == "a/2"
-    assert told == ["row 1 has a history of neither pairs of texts nor messages"]
+    assert intake.passed_over == [
+        f"{tmp_path / 'gone.jsonl'} cannot be read: a link to nothing",
+        f"row 1 of {path} has a history of neither pairs of texts nor messages",
+        f"{tmp_path / 'b.jsonl'} is empty",
+    ]
+    assert (intake.num_rows, intake.num_conversations) == (4, 1)
 
 
 def test_conversations_of_files_are_named_by_file_and_line(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from dflash_core.corpus.vocabulary import train_vocabulary
 from flows.cli import main
 from tests.tiny import tiny_target
 
+ANEW = ("--regenerate", "--endpoint", "http://127.0.0.1:9", "--model", "m")
+
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,6 +59,8 @@ def test_prepare_prints_one_json_object(tmp_path, chats, tokenizer_folder, capsy
         (["CHATS", "--max-length", "1"], "max_length: Input should be greater than or equal to 2"),
         (["CHATS", "--chat-template", "none"], "there is no template file none"),
         (["CHATS", "--regenerate", "--endpoint", "http://x"], "--endpoint needs --model"),
+        (["CHATS", *ANEW, "--format", "tree"], "3 of 3 rows were refused"),
+        (["CHATS", "/dev/null", *ANEW], "/dev/null is a pipe or the like, which gives its rows"),
         (["CHATS", "--held-out", "none"], "none has no provenance.arrow"),
         (["CHATS", "--format", "tree"], "3 of 3 rows were refused"),
     ],
