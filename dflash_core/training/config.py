@@ -148,8 +148,8 @@ class TrainingConfig(FrozenModel):
     """Run the largest micro-batches once before the first step, to see that memory suffices."""
     max_bad_steps: int = Field(default=5, ge=0)
     """Steps with a non-finite loss that are skipped before the run stops."""
-    timeout_s: float = Field(default=120.0, gt=0)
-    """Longest wait for another rank."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait for another rank, which may be loading a large model."""
     shutdown_save_s: float = Field(default=12.0, gt=0)
     """On a request to stop, a checkpoint that would take longer is not written."""
     features: Literal["online", "cache"] = "online"

@@ -54,15 +54,7 @@ class Pipeline:
             device=ranks.device,
             timeout_s=ranks.timeout_s,
         )
-        self._last: Stage[Ready] = self._prefetch
-        if receiver is not None:
-            self._last = Stage(
-                receiver.stream(self._prefetch),
-                depth=1,
-                name="receive",
-                device=ranks.device,
-                timeout_s=ranks.timeout_s + 5,  # so that the receiver's own sentence comes first
-            )
+        self._incoming: Stage[Ready] | None = None
         self.waited_s = 0.0
 
     @property
@@ -87,7 +79,7 @@ class Pipeline:
     def take(self) -> Ready:
         """Return the next micro-batch, on this rank's device."""
         begin = time.perf_counter()
-        ready = next(self._last)
+        ready = next(self._last())
         self.waited_s += time.perf_counter() - begin
         batch = ready.batch
         if self._ranks.device.type == "cuda" and hasattr(batch, "to"):
@@ -123,9 +115,28 @@ class Pipeline:
         """Stop reading ahead and tell target ranks that no more is wanted."""
         if self._receiver is not None:
             self._receiver.close()
-            for _ in self._last:  # what is under way must arrive before the end is told
+            for _ in self._last():  # what is under way must arrive before the end is told
                 pass
         self._prefetch.close()
+
+    def _last(self) -> Stage[Ready]:
+        """Return the stage that hands micro-batches to the trainer.
+
+        Features are waited for from the first step on, since before it target ranks load their
+        model and try what they will run, which may take longer than any wait in training.
+        """
+        if self._receiver is None:
+            return self._prefetch
+        if self._incoming is None:
+            self._incoming = Stage(
+                self._receiver.stream(self._prefetch),
+                depth=1,
+                name="receive",
+                device=self._ranks.device,
+                # So that the receiver's own sentence comes first.
+                timeout_s=self._ranks.timeout_s + 5,
+            )
+        return self._incoming
 
 
 def prepared(works: Iterator[Work], prepare: Callable[[MicroBatch], Any]) -> Iterator[Ready]:
