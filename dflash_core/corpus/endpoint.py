@@ -21,6 +21,8 @@ __all__ = ["EndpointConfig", "endpoint_generate"]
 PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # What it says to one prompt, such as a too long one; unless it says so to every prompt.
 PROMPT_STATUS = frozenset({400, 413, 422})
+# What messages carry for us alone.
+OWN_KEYS = frozenset({"weight", "cut_off"})
 
 
 class EndpointConfig(FrozenModel):
@@ -81,7 +83,7 @@ def _check_request(tools: tuple[Message, ...], config: EndpointConfig, api_key: 
 def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Answer:
     body: dict[str, Any] = {
         "model": config.model,
-        "messages": list(prompt.messages),
+        "messages": _on_the_wire(prompt.messages),
         "temperature": config.temperature,
         "max_tokens": config.max_new_tokens,
         "seed": seed_of(config.seed, prompt.name),
@@ -106,6 +108,35 @@ def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Ans
             f"{config.url} answers in another form than chat completions: "
             f"{json.dumps(reply)[:200]}; give the base address of an OpenAI-compatible server"
         ) from None
+
+
+def _on_the_wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's schema has them: arguments as text, calls and results by id.
+
+    Chats here keep no ids: results stand in the order of their calls. Nine letters and digits,
+    because some templates take no other.
+    """
+    wired: list[dict[str, Any]] = []
+    unanswered: list[str] = []
+    num_calls = 0
+    for message in messages:
+        wire = {key: value for key, value in message.items() if key not in OWN_KEYS}
+        if calls := message.get("tool_calls"):
+            unanswered = [f"call{num_calls + k:05d}" for k in range(len(calls))]
+            num_calls += len(calls)
+            wire["tool_calls"] = [
+                {"id": name, "type": "function", "function": _function(call["function"])}
+                for name, call in zip(unanswered, calls, strict=True)
+            ]
+        elif message["role"] == "tool" and unanswered:
+            wire["tool_call_id"] = unanswered.pop(0)
+        wired.append(wire)
+    return wired
+
+
+def _function(called: Message) -> dict[str, Any]:
+    given = called["arguments"]
+    return {**called, "arguments": given if isinstance(given, str) else json.dumps(given)}
 
 
 class _PromptRefused(Exception):

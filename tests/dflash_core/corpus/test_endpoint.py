@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from dflash_core.corpus.chats import convert_row
 from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
 from dflash_core.corpus.regenerate import TurnPrompt
 from dflash_core.errors import ConfigError, DFlashError
@@ -72,6 +73,34 @@ def test_answers_come_in_the_order_of_the_prompts(server: Server) -> None:
     assert (path, key) == ("/v1/chat/completions", "Bearer secret")
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 512)
     assert len({body["seed"] for _, body, _ in server.requests}) == len(PROMPTS)
+
+
+def test_tool_calls_are_sent_as_a_strict_server_takes_them(server: Server) -> None:
+    def call(name: str, x: int) -> dict:
+        return {"type": "function", "function": {"name": name, "arguments": f'{{"x": {x}}}'}}
+
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call("f", 1), call("g", 2)]},
+        {"role": "tool", "content": "one"},
+        {"role": "tool", "content": "two"},
+        {"role": "assistant", "content": "bad", "weight": 0},
+        {"role": "assistant", "content": "", "tool_calls": [call("f", 3)]},
+        {"role": "tool", "content": "three"},
+    ]
+    (chat,) = convert_row({"messages": messages})
+    endpoint_generate(config(server))([TurnPrompt(chat.messages)])
+    ids = ["call00000", "call00001", "call00002"]
+    pair = [{"id": ids[0], **call("f", 1)}, {"id": ids[1], **call("g", 2)}]
+    assert server.requests[0][1]["messages"] == [
+        messages[0],
+        {**messages[1], "tool_calls": pair},
+        {**messages[2], "tool_call_id": ids[0]},
+        {**messages[3], "tool_call_id": ids[1]},
+        {"role": "assistant", "content": "bad"},
+        {**messages[5], "tool_calls": [{"id": ids[2], **call("f", 3)}]},
+        {**messages[6], "tool_call_id": ids[2]},
+    ]
 
 
 def test_busy_server_is_asked_again(server: Server) -> None:
