@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -245,7 +246,8 @@ def _run_pool(
                 for number, chunk in islice(numbered, count * PARTS_AHEAD - len(waiting)):
                     part = _part_path(work, number)
                     done = read_part(part) is not None
-                    future = None if done else pool.submit(_work, part, chunk.rows)
+                    with _interrupts_kept():
+                        future = None if done else pool.submit(_work, part, chunk.rows)
                     waiting.append((part, future, chunk.done_bytes))
                 if not waiting:
                     return parts
@@ -260,7 +262,24 @@ def _run_pool(
                 "of memory; run the same command again with fewer workers, it goes on there"
             ) from None
         finally:
+            _stop_writing(pool)
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Keep Ctrl-C, which is the parent's to handle, from processes that start meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stop_writing(pool: ProcessPoolExecutor) -> None:
+    """Let the thread that writes rows to dead workers fail; before 3.11.5 it waits for ever."""
+    if sys.version_info < (3, 11, 5):  # https://github.com/python/cpython/issues/94777
+        pool._call_queue._reader.close()
 
 
 _TOKENISER: list[Tokeniser] = []
@@ -269,7 +288,6 @@ _TOKENISER: list[Tokeniser] = []
 def _start_worker(encoder: ChatEncoder, config: PrepareConfig) -> None:
     # One thread for each worker: the processes already use every core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = os.getppid()
 
     def die_with_parent() -> None:

@@ -346,6 +346,50 @@ def _die(part, rows) -> None:
     os._exit(1)
 
 
+def test_killed_worker_is_told_while_rows_wait_in_its_pipe(tmp_path: Path, encoder) -> None:
+    """In a process of its own: where nothing tells the writing thread, it waits for ever."""
+    path = write(tmp_path / "a.jsonl", [chat("q", "answer " * 400) for _ in range(8_000)])
+    # As above: only this test writes the file, and only its child reads it.
+    pickled, program = tmp_path / "encoder.pickle", tmp_path / "program.py"
+    pickled.write_bytes(pickle.dumps(encoder))
+    program.write_text(
+        "import os, pickle, signal, sys, threading, time\n"
+        "from multiprocessing import active_children\n"
+        "from pathlib import Path\n"
+        "def kill():\n"
+        "    while not (workers := active_children()): time.sleep(0.01)\n"
+        "    os.kill(workers[0].pid, signal.SIGKILL)\n"
+        "if __name__ == '__main__':\n"
+        "    from dflash_core.corpus.config import PrepareConfig\n"
+        "    from dflash_core.corpus.prepare import prepare_store\n"
+        "    from dflash_core.errors import DFlashError\n"
+        "    a = sys.argv\n"
+        "    encoder = pickle.loads(Path(a[2]).read_bytes())\n"
+        "    threading.Thread(target=kill).start()\n"
+        "    try: prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=2)\n"
+        "    except DFlashError as error: print(error)\n"
+    )
+    arguments = [sys.executable, str(program), str(path), str(pickled), str(tmp_path / "s")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        arguments, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "a tokenising worker died while 0 parts were done" in result.stdout
+
+
+def test_workers_are_started_deaf_to_interrupts(monkeypatch, tmp_path: Path, encoder) -> None:
+    monkeypatch.setattr("dflash_core.corpus.prepare._work", _interrupt)
+    path = write(tmp_path / "a.jsonl", [chat("q")])
+    with pytest.raises(DFlashError, match="interrupted and alive"):
+        run([path], encoder, tmp_path / "s", workers=2)
+
+
+def _interrupt(part, rows) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    raise DFlashError("interrupted and alive")
+
+
 def test_row_nested_too_deeply_is_refused_and_the_rest_goes_on(tmp_path: Path, encoder) -> None:
     deep = '{"question": "q", "answer": "a", "tools": [{"x": ' + "[" * 990 + "]" * 990 + "}]}"
     deeper = '{"question": ' + "[" * 100_000
