@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash_core.draft.config import DraftConfig
-from dflash_core.draft.from_target import copy_target_layers
+from dflash_core.draft.from_target import copy_target_layers, norm_scale
 from dflash_core.draft.model import DraftModel
 from dflash_core.draft.spec import DraftSpec, LayerType
 from dflash_core.errors import DraftError
@@ -105,7 +105,7 @@ def draft_spec(config: DraftConfig, target: TargetLike) -> DraftSpec:
             hidden_size=text.hidden_size,
             num_layers=config.num_layers,
             block_size=config.block_size,
-            intermediate_size=config.intermediate_size or text.intermediate_size,
+            intermediate_size=config.intermediate_size or _of_all_layers(text, "intermediate_size"),
             num_attention_heads=heads,
             num_key_value_heads=config.num_key_value_heads or _key_value_heads(text, heads),
             head_dim=config.head_dim or _head_dim(text),
@@ -254,12 +254,11 @@ def _output_norm(model: DraftModel, target: TargetLike) -> Tensor:
 
 def _final_norm(target: TargetLike, width: int) -> Tensor:
     decoder = target.model.get_decoder() if hasattr(target.model, "get_decoder") else target.model
-    weight = getattr(getattr(decoder, "norm", None), "weight", None)
-    if weight is None or weight.shape != (width,):
+    norm = getattr(decoder, "norm", None)
+    weight = getattr(norm, "weight", None)
+    if norm is None or weight is None or weight.shape != (width,):
         return torch.ones(width)
-    # Gemma's norms multiply by 1 + weight.
-    shift = 1.0 if type(decoder.norm).__name__.startswith("Gemma") else 0.0
-    return weight.detach().float().cpu() + shift
+    return norm_scale(norm, width)
 
 
 def _text_config(target: TargetLike) -> Any:
@@ -267,12 +266,26 @@ def _text_config(target: TargetLike) -> Any:
 
 
 def _head_dim(text: Any) -> int:
-    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return _of_all_layers(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
 def _key_value_heads(text: Any, heads: int) -> int:
-    wanted = getattr(text, "num_key_value_heads", None) or heads
+    wanted = _of_all_layers(text, "num_key_value_heads") or heads
     return wanted if heads % wanted == 0 else heads
+
+
+def _of_all_layers(text: Any, name: str) -> Any:
+    """Return a size that a drafter's setting of the same name overrides."""
+    try:
+        size = getattr(text, name, None)
+    except RuntimeError:  # configs of layers that differ refuse to name one
+        size = ()
+    if isinstance(size, list | tuple):
+        raise DraftError(
+            f"the layers of this {text.model_type} target differ in {name}; set draft.{name} to "
+            "what the drafter's layers get"
+        )
+    return size
 
 
 def _rope_parameters(text: Any) -> dict[str, Any]:

@@ -4,14 +4,16 @@ The drafter's layers are decoder layers of the target's family, reading a mix of
 copies of the target's own layers already know the text, and have to learn only to look ahead.
 """
 
+from copy import deepcopy
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError
 
-__all__ = ["copied_layer_ids", "copy_target_layers"]
+__all__ = ["copied_layer_ids", "copy_target_layers", "norm_scale"]
 
 
 def copied_layer_ids(num_layers: int, num_target_layers: int) -> list[int]:
@@ -51,7 +53,25 @@ def copy_target_layers(model: DraftModel, target: Any) -> None:
                     f"{tuple(tensor.shape)}; set draft.initial_weights to 'random' or leave the "
                     "drafter's widths to the target"
                 )
+            if name.endswith("norm.weight"):
+                norm = decoder.layers[target_id].get_submodule(name.removesuffix(".weight"))
+                found = norm_scale(norm, len(tensor))
             tensor.copy_(found)
     width = model.spec.hidden_size
     num_features = model.fc.in_features // width
     model.fc.weight.copy_(torch.eye(width).repeat(1, num_features) / num_features)
+
+
+@torch.no_grad()
+def norm_scale(norm: nn.Module, width: int) -> Tensor:
+    """Return what a norm multiplies normalised values by, shape ``(width,)``, float32 on the CPU.
+
+    Some families keep it as the weight, others as the weight less 1: the norm itself is asked.
+    """
+    norm = deepcopy(norm).float()
+    device = next((p.device for p in norm.parameters()), None)
+    # Opposite signs in turn have mean 0, for norms that subtract it; a power of two this large
+    # keeps eps and rounding out, and the difference of both signs a bias.
+    signs_D = 1.0 - 2.0 * (torch.arange(width, device=device) % 2)
+    loud_1D = (signs_D * 2.0**10)[None]
+    return ((norm(loud_1D) - norm(-loud_1D))[0] / 2 * signs_D).cpu()

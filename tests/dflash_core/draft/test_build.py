@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 from pydantic import ValidationError
+from torch import nn
 
 from dflash_core.draft import (
     DraftConfig,
@@ -15,11 +17,12 @@ from dflash_core.draft import (
     draft_spec,
     frequent_tokens,
 )
-from dflash_core.draft.from_target import copied_layer_ids
+from dflash_core.draft.from_target import copied_layer_ids, norm_scale
 from dflash_core.errors import DraftError
 from tests.dflash_core.draft.parts import (
     MASK,
     VOCABULARY,
+    SmallTarget,
     batch_of,
     document,
     kept,
@@ -120,3 +123,77 @@ def test_a_reduced_vocabulary_needs_its_ids():
         build_drafter(config(draft_vocab_size=5), small_target())
     with pytest.raises(DraftError, match="not between 2 forced ids"):
         frequent_tokens(np.ones(10, dtype=np.int64), 1, always=(0, 1))
+
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "Gemma3": {"sliding_window": 64},
+    "Gemma4": {"hidden_size_per_layer_input": 0},
+    "Qwen3": {},
+    "Qwen3_5": {
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+}
+
+
+def family_target(family, **overrides):
+    name = f"{family}TextConfig"
+    shape = getattr(transformers, name, None) or getattr(transformers, f"{family}Config")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        shape(**SIZES | FAMILIES[family] | overrides)
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.3 * torch.rand_like(parameter))
+    return SmallTarget(model.bfloat16().eval().requires_grad_(False))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_final_norm_multiplies_as_the_targets_does(family):
+    """Whether the family keeps its norms' weights or those less 1; a factor keeps logits quiet."""
+    target = family_target(family)
+    norm = target.model.get_decoder().norm
+    x_SD = torch.randn(5, 32)
+    model = build_drafter(config(head_dim=8), target)
+    ratio = model.norm(x_SD) / norm.float()(x_SD)
+    assert float(ratio.std() / ratio.mean()) < 1e-5
+    assert 0.01 < float(ratio.mean()) < 1.001
+
+
+@pytest.mark.parametrize("family", ["Gemma3", "Qwen3"])
+def test_copied_norms_multiply_as_the_targets_do(family):
+    target = family_target(family)
+    model = build_drafter(config(initial_weights="target"), target)
+    source = target.model.get_decoder().layers[-1].float()
+    for name, width in (("input_layernorm", 32), ("self_attn.q_norm", 8)):
+        x_SD = torch.randn(5, width)
+        copied = model.layers[0].get_submodule(name)(x_SD)
+        assert torch.allclose(copied, source.get_submodule(name)(x_SD), atol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_norm_that_subtracts_the_mean_is_measured_too(bias):
+    norm = nn.LayerNorm(32, bias=bias).bfloat16()
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter)
+    assert torch.allclose(norm_scale(norm, 32), norm.weight.float(), rtol=1e-5)
+
+
+def test_heads_of_several_widths_need_a_setting():
+    with pytest.raises(DraftError, match=r"gemma4.* differ in head_dim; set draft\.head_dim"):
+        draft_spec(config(), family_target("Gemma4"))
