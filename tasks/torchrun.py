@@ -33,7 +33,7 @@ OnMetrics = Callable[[list[dict[str, Any]]], None]
 DEFAULTS = RunConfig()
 POLL_S = 0.5
 LAST_LINES = 200
-FULL = "[Errno 28] No space left on device"
+FULL = re.compile(r"\[Errno 28\]|\(os error 28\)")
 INPUT_ERRORS = {error.__name__: error for error in InputError.__subclasses__()}
 FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
 KILLED = re.compile(r"\bexitcode\s*:\s*-9\b")
@@ -107,7 +107,7 @@ def run_torchrun(
             f"{launch.meeting_limit_s} s (run.meeting_limit_s); start dflash-flow join on the "
             "others, or raise the limit"
         )
-    if process.returncode and any(FULL in line for line in last):
+    if process.returncode and any(FULL.search(line) for line in last):
         raise TrainingError(
             f"the disk of {run_dir} or of its cache is full; make room, and the same command "
             "continues"

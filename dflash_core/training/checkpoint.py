@@ -1,6 +1,7 @@
 """Checkpoints: written beside and renamed, read safely, the newest complete one wins."""
 
 import os
+import re
 import shutil
 from itertools import chain, count
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "checkpoints_folder",
     "has_checkpoint",
     "latest_checkpoint",
+    "latest_step",
     "load_checkpoint",
     "open_checkpoint",
     "read_cursor",
@@ -30,6 +32,7 @@ KIND = "checkpoint"
 VERSION = 2
 STATE_NAME = "state.pt"
 SET_ASIDE = "set-aside"
+NAME = re.compile(r"step-\d{8,}")
 
 
 class Cursor(FrozenModel):
@@ -71,13 +74,18 @@ def save_checkpoint(folder: Path, state: dict[str, Any], cursor: Cursor, *, keep
     """
     path = checkpoint_path(folder, cursor.step)
     metadata = {"cursor": cursor.model_dump()}
-    with (
-        new_artifact(path, kind=KIND, format_version=VERSION, metadata=metadata) as scratch,
-        (scratch / STATE_NAME).open("wb") as stream,
-    ):
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with (
+            new_artifact(path, kind=KIND, format_version=VERSION, metadata=metadata) as scratch,
+            (scratch / STATE_NAME).open("wb") as stream,
+        ):
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # the zip writer complains of a short file
+            raise error.__context__ from None
+        raise
     best = None if cursor.best_step is None else checkpoint_path(folder, cursor.best_step)
     for old in [one for one in _complete(folder) if one <= path][:-keep]:
         if old != best:
@@ -116,6 +124,11 @@ def checkpoints_folder(run_dir: Path) -> Path:
 def has_checkpoint(run_dir: Path) -> bool:
     """Say whether a run has a checkpoint, without reading it."""
     return bool(_complete(checkpoints_folder(run_dir)))
+
+
+def latest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint, 0 without one; nothing is read."""
+    return max((int(path.name.removeprefix("step-")) for path in _complete(folder)), default=0)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -172,4 +185,5 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 def _complete(folder: Path) -> list[Path]:
     """Return checkpoints in the order of their steps; unfinished ones have hidden names."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if NAME.fullmatch(path.name))

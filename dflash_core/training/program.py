@@ -75,12 +75,12 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
         trainer.preflight(role.pipeline, cache_bytes=role.cache_bytes)
     finished = trainer.run(role.pipeline)
     role.pipeline.close()
-    weights = trainer.best_weights() if finished else {}
+    step, weights = trainer.best_weights() if finished else (0, {})
     if finished and ranks.is_first:
         facts = {
             "plan": epochs.plan(0).content_hash,
             "store": stores.train.content_hash,
-            "step": trainer.cursor.best_step or trainer.cursor.step,
+            "step": step,
             "job": json.loads(job.model_dump_json()),
         }
         role.objective.save(job.run_dir, weights, facts)

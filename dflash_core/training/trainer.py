@@ -15,6 +15,7 @@ from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
     checkpoints_folder,
+    latest_step,
     load_checkpoint,
     save_checkpoint,
 )
@@ -71,6 +72,7 @@ class Trainer:
         self._optimizer = build_optimizer(parameters, job.training.optimizer)
         self._monitor = StepMonitor(epochs, objective, ranks)
         self._save_s = 0.0
+        self._before_best = cursor
         if cursor.step:
             self._load(cursor.step)
 
@@ -138,16 +140,17 @@ class Trainer:
             atomic_write(file, report.model_dump_json(indent=1) + "\n")
             print(report, flush=True)  # noqa: T201  (torchrun's own log)
 
-    def best_weights(self) -> dict[str, Tensor]:
-        """Return the whole weights of the best measurement, or as they are without one.
+    def best_weights(self) -> tuple[int, dict[str, Tensor]]:
+        """Return step and whole weights of the best measurement, or the last ones without it.
 
-        Every consuming rank calls this; the result is rank 0's.
+        Every consuming rank calls this; the weights are rank 0's.
         """
-        path = checkpoint_path(self.checkpoints, self._cursor.best_step or 0)
+        step = self._cursor.best_step or 0
+        path = checkpoint_path(self.checkpoints, step)
         kept = torch.tensor([float(self._ranks.is_first and path.is_dir())])
         if not self._ranks.add(kept.to(self._ranks.device), what="the best weights"):
-            return self._weights()
-        return load_checkpoint(path)["module"] if self._ranks.is_first else {}
+            return self._cursor.step, self._weights()
+        return step, load_checkpoint(path)["module"] if self._ranks.is_first else {}
 
     def _weights(self) -> dict[str, Tensor]:
         state = self._objective.module.state_dict(keep_vars=True)
@@ -229,6 +232,7 @@ class Trainer:
         if best is not None and found.score <= best:
             self._move(num_worse=self._cursor.num_worse + 1)
             return False
+        self._before_best = self._cursor
         self._move(best_step=step + 1, best_score=found.score, num_worse=0)
         return True
 
@@ -277,6 +281,7 @@ class Trainer:
 
     def _save(self) -> None:
         begin = time.perf_counter()
+        lost = 0.0
         weights = self._weights()
         moments = whole(self._optimizer.state_dict(), keep=self._ranks.is_first)
         if self._ranks.is_first:
@@ -291,15 +296,21 @@ class Trainer:
             try:
                 save_checkpoint(self.checkpoints, state, self._cursor, keep=keep)
             except OSError as error:
+                lost = 1.0
                 print(  # noqa: T201  (torchrun's own log)
                     f"checkpoint at step {self._cursor.step} was not written "
                     f"({error.strerror}); the last good one stays and training goes on",
                     flush=True,
                 )
             self._tell("running")
-        seconds = torch.tensor([time.perf_counter() - begin if self._ranks.is_first else 0.0])
+        took_s = time.perf_counter() - begin
+        told = torch.tensor([took_s, lost] if self._ranks.is_first else [0.0, 0.0])
         what = f"the checkpoint of step {self._cursor.step}"
-        self._save_s = float(self._ranks.add(seconds.to(self._ranks.device), what=what))
+        self._save_s, lost = self._ranks.add(told.to(self._ranks.device), what=what).tolist()
+        if lost and self._cursor.best_step == self._cursor.step:
+            # What was not kept cannot be exported: the best before it is the best again.
+            kept = self._before_best
+            self._move(best_step=kept.best_step, best_score=kept.best_score)
 
     def _tell(self, state: str, reason: str = "") -> None:
         if self._ranks.is_first:
@@ -310,9 +321,3 @@ class Trainer:
                 num_steps=self._epochs.num_steps,
                 reason=reason,
             )
-
-
-def latest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint, 0 without one."""
-    names = [path.name for path in folder.glob("step-*")]
-    return max((int(name.removeprefix("step-")) for name in names), default=0)

@@ -7,6 +7,7 @@ where only the ranks do: they skip the imports, which are most of a rank's start
 import json
 import multiprocessing
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -94,6 +95,23 @@ def make_job(parts: Path, tmp_path: Path) -> MakeJob:
         )
 
     return make
+
+
+class FullDisk(StopRequest):
+    """No file may grow beyond a few bytes during some steps; asked once in each of them."""
+
+    def __init__(self, steps: range) -> None:
+        self._steps = steps
+        self._count = 0
+        self._limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @property
+    def asked(self) -> bool:
+        self._count += 1
+        full = self._count in self._steps
+        soft = 20_000 if full else self._limit[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self._limit[1]))
+        return False
 
 
 def run_here(job: TrainingJob) -> None:

@@ -1,5 +1,8 @@
 """Checkpoints of one attempt never cost another one its own."""
 
+import resource
+import shutil
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
     latest_checkpoint,
+    latest_step,
     load_checkpoint,
     save_checkpoint,
     set_aside,
@@ -60,3 +64,28 @@ def test_the_best_stays_beside_the_newest(tmp_path):
     for step in (1, 2, 3, 4):
         save(tmp_path, step, best=1)
     assert names(tmp_path) == [1, 3, 4]
+
+
+@pytest.mark.parametrize("num_floats", [1 << 11, 1 << 16, 1 << 20])
+def test_a_full_disk_is_an_oserror_whatever_the_writer_makes_of_it(tmp_path, num_floats):
+    save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = {str(n): torch.ones(num_floats) for n in range((1 << 21) // num_floats)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_checkpoint(tmp_path, state, Cursor(step=2, ingredients={}), keep=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == [1]
+
+
+def test_a_copy_with_a_name_of_its_own_is_nobodys_checkpoint(tmp_path):
+    save(tmp_path, 1)
+    copy = shutil.copytree(checkpoint_path(tmp_path, 1), tmp_path / "step-00000009-keep")
+    for step in (2, 3):
+        save(tmp_path, step)
+    assert copy.is_dir()
+    assert latest_step(tmp_path) == 3
+    assert latest_checkpoint(tmp_path) == checkpoint_path(tmp_path, 3)
+    assert [path.name for path in set_aside(tmp_path, after=2)] == ["step-00000003"]

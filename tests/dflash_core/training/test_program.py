@@ -1,7 +1,6 @@
 """The torchrun program: learns, resumes bit for bit, stops on request, says what went wrong."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from dflash_core.errors import ConfigError
 from dflash_core.export import load_drafter
 from dflash_core.training.program import main, run_job
 from dflash_core.training.ranks import join_ranks
-from dflash_core.training.stop import StopRequest
 from tests.dflash_core.training.conftest import (
+    FullDisk,
     MakeJob,
     children_of,
     losses,
@@ -136,23 +135,6 @@ def test_a_rank_whose_launcher_is_killed_ends_while_it_is_still_importing(tmp_pa
             return
         time.sleep(0.05)
     raise AssertionError("the rank outlives its launcher")
-
-
-class FullDisk(StopRequest):
-    """No file may grow beyond a few bytes during some steps; asked once in each of them."""
-
-    def __init__(self, steps: range) -> None:
-        self._steps = steps
-        self._count = 0
-        self._limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    @property
-    def asked(self) -> bool:
-        self._count += 1
-        full = self._count in self._steps
-        soft = 20_000 if full else self._limit[0]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self._limit[1]))
-        return False
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_run(make_job: MakeJob, capfd) -> None:

@@ -1,5 +1,6 @@
 """Held-out measurements, the best checkpoint, the early end; ranks with nothing or damaged data."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,12 @@ from safetensors.torch import load_file
 from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.errors import ConfigError
 from dflash_core.training.checkpoint import checkpoint_path, load_checkpoint
+from dflash_core.training.config import TrainingJob
+from dflash_core.training.program import run_job
+from dflash_core.training.ranks import join_ranks
+from dflash_core.training.validation import Validation
 from tests.dflash_core.training.conftest import (
+    FullDisk,
     MakeJob,
     read_steps,
     run_here,
@@ -43,12 +49,36 @@ def test_real_acceptance_is_measured_and_the_best_drafter_is_exported(make_job: 
     taus = {number: step.get("heldout_acceptance") for number, step in steps.items()}
     assert [number for number, tau in taus.items() if tau is not None] == [4, 8]
     best = max((4, 8), key=lambda number: (taus[number], -number))
-    stored = load_checkpoint(checkpoint_path(job.run_dir / "checkpoints", best))
+    _assert_exported(job, best)
+
+
+def _assert_exported(job: TrainingJob, step: int) -> None:
+    stored = load_checkpoint(checkpoint_path(job.run_dir / "checkpoints", step))
     exported = load_file(job.run_dir / "drafter" / "model.safetensors")
     assert all(
         torch.equal(tensor.float(), stored["module"][name].to(tensor.dtype).float())
         for name, tensor in exported.items()
     )
+
+
+@pytest.mark.parametrize(("full", "kept"), [(2, 4), (4, 2)])
+def test_a_best_step_that_was_not_kept_is_not_exported(
+    make_job: MakeJob, monkeypatch, full: int, kept: int
+) -> None:
+    """The disk is full at the best step, which is the first or has another one before it."""
+    scores = {2: 1.6 if full == 2 else 1.5, 4: 1.5 if full == 2 else 1.6, 6: 1.1, 8: 1.1}
+    measure = Validation.measure
+
+    def scripted(self, step, works, pipeline):
+        return replace(measure(self, step, works, pipeline), score=scores[step + 1])
+
+    monkeypatch.setattr(Validation, "measure", scripted)
+    job = make_job(optimizer=FAST, validation={"every_steps": 2}, preflight=False)
+    with join_ranks(job.training) as ranks:
+        run_job(job, ranks, FullDisk(range(full, full + 1)))
+    manifest = json.loads((job.run_dir / "drafter" / "manifest.json").read_text())
+    assert manifest["metadata"]["step"] == kept
+    _assert_exported(job, kept)
 
 
 def test_a_run_without_gain_ends_early(make_job: MakeJob) -> None:
