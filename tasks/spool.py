@@ -7,6 +7,8 @@ its key before it is made.
 """
 
 import json
+import os
+import shlex
 import threading
 import time
 from collections import deque
@@ -22,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from configs.addresses import without_secrets
 from dflash_core.artifacts import atomic_write
-from dflash_core.errors import ConfigError, TrackingError
+from dflash_core.errors import ArtifactError, ConfigError, TrackingError
 from tasks.console import announce, warn
 
 __all__ = ["SPOOL_NAME", "Spool", "answered", "now_ms", "shown_uri"]
@@ -51,6 +53,10 @@ class Spool:
     Args:
         folder: Where journal and cursor lie; an earlier process's rest is sent first.
         client: Where messages go.
+
+    Raises:
+        ArtifactError: Journal or cursor are damaged.
+        ConfigError: What waits there is for another MLflow.
     """
 
     def __init__(self, folder: Path, client: MlflowClient) -> None:
@@ -67,7 +73,8 @@ class Spool:
         earlier = _read_lines(self._journal)
         if self._cursor.is_file():
             state = _read_cursor(self._cursor)
-            self._sent, self._ids = state["sent"], state["ids"]
+            # A crash may have come between a journal's end and its cursor's.
+            self._sent, self._ids = min(state["sent"], len(earlier)), state["ids"]
             if state["uri"] != shown_uri(client):
                 earlier = self._leave(state["uri"], num_waiting=len(earlier) - self._sent)
         self._waiting = deque(earlier[self._sent :])
@@ -82,8 +89,8 @@ class Spool:
     def unfinished(root: Path, client: MlflowClient) -> list[Path]:
         """Return the folders with messages for this MLflow, or with runs that nobody has ended."""
         uri = shown_uri(client)
-        marks = sorted(root.glob(f"*/{SPOOL_NAME}/{MARK_NAME}"))
-        return [m.parent for m in marks if _read_cursor(m.with_name(CURSOR_NAME))["uri"] == uri]
+        folders = [mark.parent for mark in sorted(root.glob(f"*/{SPOOL_NAME}/{MARK_NAME}"))]
+        return [folder for folder in folders if _uri_of(folder, otherwise=uri) == uri]
 
     @property
     def num_waiting(self) -> int:
@@ -101,8 +108,7 @@ class Spool:
         message = {"kind": kind, "run": run, **said}
         with self._lock:
             self._mark.touch()
-            with self._journal.open("a") as stream:
-                stream.write(json.dumps(message) + "\n")
+            _append(self._journal, json.dumps(message) + "\n")
             self._waiting.append(message)
             self._note(message)
             self.send()
@@ -161,12 +167,14 @@ class Spool:
     def _leave(self, uri: str, *, num_waiting: int) -> list[dict[str, Any]]:
         """Forget an MLflow that has everything; another one takes over."""
         if num_waiting:
+            folder = self._journal.parent
+            where = shlex.join(["--root", str(folder.parent.parent), "--uri", uri])
             raise ConfigError(
-                f"{self._journal.parent} holds {num_waiting} messages for MLflow at {uri}, but "
+                f"{folder} holds {num_waiting} messages for MLflow at {uri}, but "
                 f"this process uses {shown_uri(self.client)}; deliver them with 'dflash-flow runs "
-                "--deliver', or set run.name to another name"
+                f"--deliver {where}', or set run.name to another name"
             )
-        self._journal.unlink()
+        self._journal.unlink(missing_ok=True)
         self._sent, self._ids = 0, {}
         return []
 
@@ -313,8 +321,34 @@ def _no_answer(client: MlflowClient, patience_s: float) -> TrackingError:
     )
 
 
+def _append(file: Path, line: str) -> None:
+    """Append a line as a whole or not at all: on a full disk, the next would be glued to it."""
+    size = file.stat().st_size if file.is_file() else 0
+    try:
+        with file.open("a") as stream:
+            stream.write(line)
+    except OSError:
+        if file.is_file():
+            os.truncate(file, size)
+        raise
+
+
+def _uri_of(folder: Path, *, otherwise: str) -> str:
+    """Return which MLflow a journal is for; a damaged cursor is told once the spool is opened."""
+    try:
+        return _read_cursor(folder / CURSOR_NAME)["uri"]
+    except ArtifactError:
+        return otherwise
+
+
 def _read_cursor(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_bytes())
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{file} is damaged or cannot be read ({error}); mend it, or delete {file.parent} and "
+            "with it what MLflow has not got"
+        ) from None
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
@@ -325,4 +359,13 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         atomic_write(file, whole)
-    return [json.loads(line) for line in whole.splitlines()]
+    messages = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            messages.append(json.loads(line))
+        except ValueError:
+            raise ArtifactError(
+                f"line {number} of {file} is damaged; delete that line, which MLflow then does "
+                "not get, and run the same command again"
+            ) from None
+    return messages

@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 
 from configs.settings import Settings, TrackingConfig
 from dflash_core.artifacts import atomic_write
-from dflash_core.errors import ConfigError, Interrupted
+from dflash_core.errors import ArtifactError, ConfigError, Interrupted
 from tasks.console import warn
 from tasks.run_folder import RunFolder, held_folder
 from tasks.spool import SPOOL_NAME, Spool, now_ms, shown_uri
@@ -215,6 +215,8 @@ def deliver_pending(root: Path, client: MlflowClient) -> dict[str, int]:
                 left[name] = spool.num_waiting
         except ConfigError:
             continue  # somebody works there, and will deliver it
+        except ArtifactError as error:
+            warn(f"{name} is left out: {error}")
     return left
 
 

@@ -1,6 +1,7 @@
 """Tracking against a real MLflow database: nothing is lost, nothing comes twice."""
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,8 +171,52 @@ def test_another_mlflow_does_not_take_over_unsent_messages(
 ) -> None:
     nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
     put_run(Spool(tmp_path, nobody), "nobody")
-    with pytest.raises(ConfigError, match="holds 1 messages for MLflow at http"):
+    with pytest.raises(ConfigError, match="holds 1 messages for MLflow at http") as refused:
         Spool(tmp_path, client)
+    words = f"runs --deliver --root {tmp_path.parent.parent} --uri http://127.0.0.1:9'"
+    assert words in str(refused.value)
+
+
+def test_a_crash_while_another_mlflow_takes_over_loses_nothing(
+    client: MlflowClient, tmp_path: Path
+) -> None:
+    """The journal was gone already, and the cursor still counted its lines."""
+    cursor = {"uri": "http://127.0.0.1:9", "sent": 5, "ids": {}}
+    (tmp_path / "cursor.json").write_text(json.dumps(cursor))
+    assert Spool(tmp_path, client).num_waiting == 0
+    assert json.loads((tmp_path / "cursor.json").read_text())["sent"] == 0
+
+
+def test_a_line_cut_short_by_a_full_disk_leaves_the_journal_whole(tmp_path: Path) -> None:
+    """A file-size limit stands in for the full disk: both write a part and then fail."""
+    nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
+    spool = Spool(tmp_path, nobody)
+    put_run(spool, "full")
+    before = (tmp_path / "journal.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            put_step(spool, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "journal.jsonl").read_bytes() == before
+    spool.put("end", "k", {"status": "FAILED", "at_ms": 0})
+    assert Spool(tmp_path, nobody).num_waiting == 2
+
+
+@pytest.mark.parametrize("damaged", ["journal.jsonl", "cursor.json"])
+def test_a_damaged_run_does_not_stop_the_others(
+    client: MlflowClient, tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        line = Line(client)
+        spool = Spool(tmp_path / name / "tracking", line)  # type: ignore[arg-type]
+        line.cut = True
+        put_run(spool, f"{damaged}-{name}", key=f"{damaged}-{name}")
+    (tmp_path / "a" / "tracking" / damaged).write_text('{"kind": "params"{"kind": "end"}\n')
+    assert deliver_pending(tmp_path, client) == {"b": 0}
+    assert "a is left out" in caplog.text and f"{damaged} is damaged" in caplog.text
 
 
 def test_a_message_that_mlflow_refuses_does_not_stop_the_rest(
