@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import Field, ValidationError
 
@@ -25,6 +25,7 @@ __all__ = [
     "Manifest",
     "atomic_write",
     "check_replaceable",
+    "check_writable",
     "content_digest",
     "core_digest",
     "new_artifact",
@@ -78,22 +79,26 @@ def core_digest() -> str:
 
 
 def atomic_write(path: Path, data: bytes | str) -> Path:
-    """Write a file so that it has either its old or its whole new content, whatever happens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    payload = data.encode() if isinstance(data, str) else data
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _fsync_directory(path.parent)
+    """Write a file so that it has either its old or its whole new content, whatever happens.
+
+    Raises:
+        ArtifactError: ``path`` is there and is no file.
+        OSError: It cannot be written; the error names ``path``.
+    """
+    with _file_beside(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+        _fsync_directory(path.parent)
     return path
+
+
+def check_writable(path: Path) -> None:
+    """Refuse what `atomic_write` would, before the work whose result is to be written."""
+    with _file_beside(path):
+        pass
 
 
 @contextmanager
@@ -135,9 +140,14 @@ def check_replaceable(path: Path, *, kind: str) -> None:
     """Refuse to write an artifact where something else stands.
 
     Raises:
-        ArtifactError: ``path`` is neither an empty folder nor an artifact of this kind, or it
-            holds files that its manifest does not list.
+        ArtifactError: ``path`` is neither an empty folder nor an artifact of this kind, it holds
+            files that its manifest does not list, or it is a folder that cannot be replaced.
     """
+    if path.is_mount() or Path.cwd().is_relative_to(path.resolve()):
+        what = "a place where a file system is mounted" if path.is_mount() else "the current folder"
+        raise ArtifactError(
+            f"{path} is {what}, which cannot be replaced; give a folder in it for the {kind}"
+        )
     if not path.exists() or (path.is_dir() and _is_empty(path)):
         return
     try:
@@ -234,6 +244,26 @@ def _replace_directory(scratch: Path, path: Path) -> None:
     _fsync_directory(path.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _file_beside(path: Path) -> Iterator[IO[bytes]]:
+    """Give a new file in the folder of ``path``, which is gone behind the block."""
+    if path.exists() and not path.is_file():
+        what = "folder" if path.is_dir() else "pipe or device"
+        raise ArtifactError(f"{path} is a {what}, which is not replaced; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            try:
+                yield file
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+    except OSError as error:
+        # The name that people gave, not that of the file beside it.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _files(directory: Path) -> list[str]:

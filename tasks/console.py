@@ -5,14 +5,12 @@ progress then show on standard error too.
 """
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,19 +20,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tasks.terminal import Terminal
+
 __all__ = ["OnProgress", "announce", "logger", "progress", "use_console", "warn"]
 
 OnProgress = Callable[[int, int], None]
 """Called with what is done and what there is to do."""
 
 LINE_EVERY_S = 10.0
-_console: list[Console] = []
+_console: list[Terminal] = []
 
 
 def use_console() -> None:
     """Show steps and progress on standard error as well."""
     if not _console:
-        _console.append(Console(file=sys.stderr, highlight=False))
+        _console.append(Terminal(stderr=True))
 
 
 def logger() -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
@@ -64,7 +64,7 @@ def progress(label: str) -> Iterator[OnProgress]:
     """Give a callback that shows progress: a bar on a terminal, else a line now and then."""
     if _console and _console[0].is_terminal:
         columns = (
-            TextColumn("  {task.description}"),
+            TextColumn("  {task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

@@ -68,18 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")
     name = parser.parse_args(arguments[:1]).command
-    module = importlib.import_module(f"flows.cli.{name}")
-    command = argparse.ArgumentParser(prog=f"dflash-flow {name}", description=COMMANDS[name])
-    module.add_arguments(command)
-    parsed, rest = command.parse_known_args(arguments[1:])
-    # Commands that read settings take --section.field words, which their loader checks.
-    if getattr(module, "TAKES_SETTINGS", False):
-        parsed.overrides = rest
-    elif rest:
-        command.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         with _sigterm_as_ctrl_c():
-            code = module.run(parsed)
+            code = _run(name, arguments[1:])
         sys.stdout.flush()
         return code
     except DFlashError as error:
@@ -100,6 +91,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{where}: {error.strerror or error}",
             EXIT_INPUT if isinstance(error, USERS_PATH) else EXIT_FAILED,
         )
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Import a command, which may take seconds, and run it."""
+    module = importlib.import_module(f"flows.cli.{name}")
+    command = argparse.ArgumentParser(prog=f"dflash-flow {name}", description=COMMANDS[name])
+    module.add_arguments(command)
+    parsed, rest = command.parse_known_args(arguments)
+    # Commands that read settings take --section.field words, which their loader checks.
+    if getattr(module, "TAKES_SETTINGS", False):
+        parsed.overrides = rest
+    elif rest:
+        command.error(f"unrecognized arguments: {' '.join(rest)}")
+    return module.run(parsed)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from numpy.typing import ArrayLike
-from rich.console import Console
 from rich.table import Table
 
 from dflash_core.config import FrozenModel
@@ -12,6 +11,7 @@ from dflash_core.errors import CalibrationError, ConfigError
 from dflash_core.planning import BatchingConfig, StrategyReport
 from dflash_core.throughput import CostModel, Option, advise
 from dflash_core.training.calibrated import Calibration, read_calibration
+from tasks.terminal import Terminal
 
 __all__ = ["Advice", "advise_all", "show_advice"]
 
@@ -139,7 +139,7 @@ def _best_of_splits(options: tuple[Option, ...]) -> list[Option]:
 
 def show_advice(advice: Advice) -> None:
     """Print the best budgets of every split, under each strategy."""
-    console = Console(highlight=False)
+    console = Terminal()
     for strategy in advice.strategies:
         options = _best_of_splits(strategy.options)
         table = Table("split", "budget", "anchors", "Ktok/s", "interval", "hours", box=None)

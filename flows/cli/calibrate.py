@@ -4,14 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from configs.settings import load_settings
-from dflash_core.artifacts import atomic_write
+from dflash_core.artifacts import atomic_write, check_writable
 from dflash_core.throughput import CostModel
 from dflash_core.throughput.cost import ROLE_TERMS, TERMS
 from flows.cli.run import explain, prepare_console
+from tasks.terminal import Terminal
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the flow and print the cost model."""
     settings = load_settings(arguments.config, arguments.overrides)
+    if arguments.out is not None:
+        check_writable(arguments.out)
     if arguments.again:
         run = settings.run.model_copy(update={"calibrate_again": True})
         settings = settings.model_copy(update={"run": run})
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(model: CostModel) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     table = Table("role", "per", "microseconds", "held-out error", box=None)
     for column in table.columns[2:]:
         column.justify = "right"

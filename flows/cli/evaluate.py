@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dflash_core.artifacts import atomic_write
+from dflash_core.artifacts import atomic_write, check_writable
 from dflash_core.decoding import (
     AcceptanceReport,
     EvaluationConfig,
@@ -22,6 +21,7 @@ from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.export import Layout, load_checkpoint_drafter
 from dflash_core.target.config import Dtype, TargetConfig
 from dflash_core.target.loading import load_target
+from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "run"]
 
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         compare_plain=not arguments.no_plain,
     )
     device = _device(arguments.device)
-    if arguments.out is not None and arguments.out.is_dir():
-        raise ConfigError(f"--out {arguments.out} is a folder; name a file")
+    if arguments.out is not None:
+        check_writable(arguments.out)
     drafter = load_checkpoint_drafter(arguments.drafter)
     layers = drafter.spec.target_layer_ids
     settings = TargetConfig(path=arguments.target, layer_ids=layers, dtype=arguments.dtype)
@@ -83,12 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
         report = evaluate_drafter(
             target, drafter, prompts, config, on_prompts=lambda n: progress.advance(bar, n)
         )
-    if arguments.out is not None:
-        atomic_write(arguments.out, report.model_dump_json(indent=1) + "\n")
-    if arguments.json:
-        sys.stdout.write(report.model_dump_json() + "\n")
-    else:
-        _show(report, arguments.drafter)
+    try:
+        if arguments.out is not None:
+            atomic_write(arguments.out, report.model_dump_json(indent=1) + "\n")
+    finally:  # what took minutes to measure is at least seen
+        if arguments.json:
+            sys.stdout.write(report.model_dump_json() + "\n")
+        else:
+            _show(report, arguments.drafter)
     if report.has_faults and report.exactness is not None:
         raise DFlashError(
             f"{report.exactness.num_faults} of {report.overall.num_prompts} greedy texts differ "
@@ -114,13 +116,13 @@ def _progress() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
+        console=Terminal(stderr=True),
         disable=not sys.stderr.isatty(),
     )
 
 
 def _show(report: AcceptanceReport, drafter: Path) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     table = Table("prompts", "count", "tokens", "tau", "mean of means", title=f"{drafter}")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from dflash_core.artifacts import MANIFEST_NAME
-from dflash_core.export import Layout, export_drafter, load_checkpoint_drafter
+from dflash_core.artifacts import MANIFEST_NAME, check_replaceable
+from dflash_core.export import DRAFTER_KIND, Layout, export_drafter, load_checkpoint_drafter
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
+from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the export and name its files."""
+    check_replaceable(arguments.out, kind=DRAFTER_KIND)
     drafter = load_checkpoint_drafter(arguments.checkpoint)
     target = None
     if arguments.target is not None:
@@ -62,5 +63,5 @@ def run(arguments: argparse.Namespace) -> int:
     table.columns[1].justify = "right"
     for name, num_bytes in facts["files"].items():
         table.add_row(name, f"{num_bytes:,}")
-    Console(highlight=False).print(table)
+    Terminal().print(table)
     return 0

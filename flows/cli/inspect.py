@@ -8,12 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dflash_core.corpus.store import Sample, TokenStore
 from dflash_core.errors import ConfigError
+from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ def _show_summary(facts: dict[str, Any], *, verified: bool) -> None:
     table.add_section()
     total = (facts["num_samples"], facts["num_tokens"], facts["num_supervised"])
     table.add_row("all", *_figures(*total))
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(table)
     checked = "; every shard agrees with its hash" if verified else ""
     content = facts["content_hash"][:12]
@@ -132,7 +132,7 @@ def _as_json(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> dict[str, 
 
 def _show_text(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Print the conversation; supervised text is coloured, or in brackets where colours are not."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     text = Text()
     for supervised, piece in _runs(sample, tokenizer):
         if not supervised:
@@ -146,7 +146,7 @@ def _show_text(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def _show_tokens(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     console.print(_heading(sample))
     width = len(str(len(sample.input_ids)))
     pairs = zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from dflash_core.artifacts import atomic_write, new_artifact
+from dflash_core.artifacts import atomic_write, check_replaceable, new_artifact
 from dflash_core.bucketing.config import EdgeGrid, EdgeObjective, ShapeCost
 from dflash_core.errors import ConfigError
 from dflash_core.planning import (
@@ -24,6 +23,7 @@ from dflash_core.planning.config import Mixing, Oversize, Tail
 from dflash_core.profiling import read_lengths
 from flows.cli.advice import advise_all, show_advice
 from flows.cli.profile import add_columns, columns_of
+from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "run"]
 
@@ -109,6 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     mixings = get_args(Mixing) if arguments.mixing == "all" else (arguments.mixing,)
     config = BatchingConfig.model_validate({**settings, "mixing": mixings[0]})
+    if arguments.save is not None:
+        check_replaceable(arguments.save, kind=COMPARISON_KIND)
     lengths, supervised = read_lengths(arguments.data, columns=columns_of(arguments))
     reports = compare_strategies(
         lengths,
@@ -168,7 +170,7 @@ def _strategies(text: str) -> list[str]:
 
 
 def _show(reports: list[StrategyReport], comparison: dict[str, object]) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     for mixing in dict.fromkeys(report.mixing for report in reports):
         title = (
             f"{comparison['num_samples']:,} samples, {comparison['total_tokens']:,} tokens, "

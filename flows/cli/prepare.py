@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dflash_core.artifacts import check_replaceable
 from dflash_core.corpus.assemble import PrepareReport, Selection
 from dflash_core.corpus.config import ChatFormat, PrepareConfig, RegenerateConfig
 from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
@@ -22,7 +22,9 @@ from dflash_core.corpus.regenerate import (
     RegenerateReport,
     regenerate_files,
 )
+from dflash_core.corpus.store import STORE_KIND
 from dflash_core.errors import ConfigError
+from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "run"]
 
@@ -68,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         max_reject_share=arguments.max_reject_share,
         chat_template=_read(arguments.chat_template),
     )
+    check_replaceable(arguments.out, kind=STORE_KIND)
     inputs = arguments.inputs
     regenerated = None
     if arguments.regenerate:
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
+        console=Terminal(stderr=True),
         disable=not sys.stderr.isatty(),
     )
     with progress:
@@ -167,7 +170,7 @@ def _read(template: Path | None) -> str | None:
 
 
 def _show(report: PrepareReport, out: Path, regenerated: RegenerateReport | None) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     files = Table("file", "taken for", title="Files")
     for name, formats in report.formats.items():
         files.add_row(name, ", ".join(f"{count:,} {form}" for form, count in formats.items()))

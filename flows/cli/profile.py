@@ -5,11 +5,11 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from dflash_core.artifacts import atomic_write
+from dflash_core.artifacts import atomic_write, check_writable
 from dflash_core.profiling import LengthProfile, TokenColumns, profile_data
+from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "add_columns", "columns_of", "run"]
 
@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Profile token data and show it per domain."""
+    if arguments.save is not None:
+        check_writable(arguments.save)
     profile = profile_data(
         arguments.paths,
         max_length=arguments.max_length,
@@ -73,7 +75,7 @@ def _show(profile: LengthProfile) -> None:
     if len(profile.domains) != 1:
         table.add_section()
         table.add_row("all", *_figures(profile))
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(table)
     for line in _remarks(profile):
         console.print(line)

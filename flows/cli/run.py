@@ -7,12 +7,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table as RichTable
 
 from configs.settings import Settings, load_settings
 from dflash_core.errors import DFlashError
 from flows.cli import EXIT_FAILED, EXIT_REJECTED
+from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
     from dflash_core.reporting import Table
@@ -94,9 +94,9 @@ def explain(state: Any) -> int:
     return EXIT_FAILED
 
 
-def print_table(table: "Table") -> Console:
+def print_table(table: "Table") -> Terminal:
     """Print a table of a run on standard output and return the console."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    console = Terminal(width=None if sys.stdout.isatty() else WIDE)
     shown = RichTable(*table.headings, box=None)
     for row in table.rows:
         shown.add_row(*row)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from configs.settings import RunConfig, TrackingConfig
 from dflash_core.errors import TrackingError
+from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
     from tasks.recorded import RecordedRun
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         values = {"runs": [item.model_dump() for item in chosen], "waiting": left}
         sys.stdout.write(json.dumps(values) + "\n")
         return 0
-    console = Console(highlight=False)
+    console = Terminal()
     for name, count in left.items():
         state = f"{count} messages still wait" if count else "everything was delivered"
         console.print(f"{name}: {state}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -28,6 +27,7 @@ from dflash_core.training.progress import read_status
 from flows.cli import first_problem
 from flows.cli.run import print_table
 from tasks.run_folder import held_folder
+from tasks.terminal import Terminal
 from tasks.torchrun import run_torchrun
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "held", "run"]
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     told = f"loss {loss:.3f} after {last['step']:,} steps" if loss is not None else "trained"
     if accuracy is not None:
         told += held(accuracy)
-    Console(highlight=False).print(f"{told}\n{model}", soft_wrap=True)
+    Terminal().print(f"{told}\n{model}", soft_wrap=True)
     return 0
 
 
@@ -147,7 +147,7 @@ def _predicted(job: TrainingJob, cost: CostModel) -> tuple[TrainingJob, Predicti
         max_steps=job.training.max_steps,
         features=job.training.features,
     )
-    Console(stderr=True, highlight=False).print(
+    Terminal(stderr=True).print(
         f"predicted {prediction.ktok_s:.2f} Ktok/s ({prediction.low:.2f}..{prediction.high:.2f}), "
         f"{prediction.step_s:.3g} s a step, {prediction.run_s / 60:,.1f} minutes, "
         f"{prediction.device_hours:.3g} device hours; {prediction.bottleneck} binds"
@@ -156,7 +156,7 @@ def _predicted(job: TrainingJob, cost: CostModel) -> tuple[TrainingJob, Predicti
 
 
 def _warn(text: str) -> None:
-    Console(stderr=True, highlight=False).print(f"warning: {text}", soft_wrap=True)
+    Terminal(stderr=True).print(f"warning: {text}", soft_wrap=True)
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[TrainingJob, RunConfig]:
@@ -200,7 +200,7 @@ def _make_job(arguments: argparse.Namespace) -> tuple[TrainingJob, RunConfig]:
 def _train(job: TrainingJob, limits: RunConfig, file: Path, *options: str) -> dict[str, Any]:
     """Run the ranks with a bar on standard error; return the last step's metrics."""
     last: dict[str, Any] = {}
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -224,7 +224,7 @@ def _train(job: TrainingJob, limits: RunConfig, file: Path, *options: str) -> di
                 run_dir=job.run_dir,
                 threads_per_rank=job.training.threads_per_rank,
                 config=limits,
-                on_line=lambda line: console.print(line, markup=False, soft_wrap=True),
+                on_line=lambda line: console.print(line, soft_wrap=True),
                 on_metrics=on_metrics,
             )
         except KeyboardInterrupt:

@@ -6,11 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 
 from dflash_core.training.progress import RunLog, find_run
 from flows.cli import EXIT_FAILED, EXIT_INTERRUPTED
+from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         last = log.steps[-1] if log.steps else None
         sys.stdout.write(json.dumps({"status": status, "last_step": last}) + "\n")
         return 0
-    console = Console(highlight=False)
+    console = Terminal()
     if arguments.once or not console.is_terminal:
         console.print(view(log))
         return 0

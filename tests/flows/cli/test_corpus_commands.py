@@ -38,6 +38,11 @@ def prepare(chats: Path, tokenizer_folder: Path, out: Path) -> None:
     assert main(["prepare", *words, "--workers", "1"]) == 0
 
 
+def unwrapped(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, without the spaces and line ends that tables put in."""
+    return "".join(capsys.readouterr().out.split())
+
+
 def test_prepare_prints_tables(tmp_path, chats, tokenizer_folder, capsys) -> None:
     prepare(chats, tokenizer_folder, tmp_path / "s")
     out = capsys.readouterr().out
@@ -99,6 +104,21 @@ def test_inspect_counts_by_domain(store: Path, capsys) -> None:
     assert "chats" in out and "every shard agrees" in " ".join(out.split())
 
 
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    tmp_path, tokenizer_folder, capsys
+) -> None:
+    chats = tmp_path / "chats.jsonl"
+    row = {"question": "why", "answer": "because", "domain": "[/I]:b:"}
+    chats.write_text(json.dumps(row) + "\n")
+    for folder, command in (("d[en]", "inspect"), ("plain", "profile")):
+        prepare(chats, tokenizer_folder, tmp_path / folder / "st")
+        assert f"{folder}/st" in unwrapped(capsys)
+        assert main([command, str(tmp_path / folder / "st")]) == 0
+        shown = unwrapped(capsys)
+        assert "[/I]:b:" in shown
+        assert f"{folder}/st" in shown or command == "profile"
+
+
 def test_inspect_gives_programs_the_counts(store: Path, capsys) -> None:
     capsys.readouterr()
     assert main(["inspect", str(store), "--json"]) == 0
@@ -129,6 +149,19 @@ def test_inspect_gives_programs_the_runs(store: Path, capsys) -> None:
 def test_inspect_refuses_rows_that_are_not_there(store: Path, capsys) -> None:
     assert main(["inspect", str(store), "--row", "3"]) == 2
     assert "give --row from 0 to 2" in capsys.readouterr().err
+
+
+def test_the_current_folder_is_not_replaced(
+    tmp_path, chats, tokenizer_folder, capsys, monkeypatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for out in (".", "..", str(here)):
+        words = [str(chats), "--tokenizer", str(tokenizer_folder), "--out", out]
+        assert main(["prepare", *words, "--workers", "1"]) == 2
+        assert "which cannot be replaced; give a folder in it" in capsys.readouterr().err
+    assert not list(here.iterdir())
 
 
 def test_inspect_refuses_what_is_no_store(tmp_path: Path, capsys) -> None:

@@ -105,7 +105,8 @@ def test_a_drafter_that_is_wrong_is_one_sentence(folders, tmp_path, capsys, chan
         ("--max-new-tokens", "1", "max_new_tokens"),
         ("--temperature", "-1", "temperature"),
         ("--batch-size", "0", "batch_size"),
-        ("--out", "/", "--out / is a folder"),
+        ("--out", "/", "/ is a folder"),
+        ("--out", "/proc/version/report", "/proc/version cannot be used: File exists"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(folders, capsys, option, value, sentence):

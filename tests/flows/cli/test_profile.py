@@ -1,8 +1,10 @@
 """``dflash-flow profile`` from the outside."""
 
 import json
+import os
 
 import polars as pl
+import pytest
 
 from dflash_core.profiling import LengthProfile
 from flows.cli import main
@@ -34,6 +36,24 @@ def test_a_missing_file_exits_with_2(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     assert main(["profile", str(tmp_path), "--max-length", "0"]) == 2
     assert "max_length is 0; give at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        (".", ". is a folder, which is not replaced; name a file"),
+        ("pipe", "pipe is a pipe or device, which is not replaced; name a file"),
+        ("/proc/version/profile", "/proc/version cannot be used: File exists"),
+        ("n" * 250, f"{'n' * 250} cannot be used: File name too long"),
+    ],
+)
+def test_what_cannot_be_saved_there_is_one_sentence(tmp_path, capsys, monkeypatch, place, sentence):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    pl.DataFrame({"length": [3]}).write_parquet("data.parquet")
+    assert main(["profile", "data.parquet", "--save", place]) in {1, 2}
+    assert capsys.readouterr().err == f"dflash-flow: {sentence}\n"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data.parquet", "pipe"]
 
 
 def test_saved_profiles_of_shards_merge_to_the_profile_of_everything(tmp_path, capsys):
