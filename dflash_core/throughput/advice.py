@@ -3,12 +3,14 @@
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
 from dflash_core.errors import ConfigError, PlanError
 from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch, relayout
+from dflash_core.planning.limits import check_population, longest_allowed, usable_supervised
+from dflash_core.profiling import screen_lengths
 from dflash_core.throughput.cost import CostModel
 from dflash_core.throughput.prediction import Prediction, predict
 from dflash_core.throughput.topology import Split
@@ -17,6 +19,8 @@ from dflash_core.throughput.workload import Workload
 __all__ = ["Option", "advise", "splits_of"]
 
 BUDGET_SHARES = (1.0, 0.5, 0.25)
+MOST_RANKS = 1_024
+MOST_SPLITS = 32
 KINDS: tuple[Literal["colocated", "disaggregated"], ...] = ("colocated", "disaggregated")
 
 
@@ -40,12 +44,16 @@ class Option(FrozenModel):
 
 
 def splits_of(num_ranks: int, *, queue_depth: int = 2, shard_target: bool = False) -> list[Split]:
-    """Return every division of the ranks: colocated, and from most to fewest target ranks.
+    """Return divisions of the ranks: colocated, and from most to fewest target ranks.
+
+    Of up to 32 ranks they are all there; of more, as many are spread evenly from end to end.
 
     Example:
         >>> [split.label for split in splits_of(8)]
         ['8 colocated', '7+1', '6+2', '5+3', '4+4', '3+5', '2+6', '1+7']
     """
+    num_divided = min(num_ranks, MOST_SPLITS) - 1
+    counts = np.linspace(num_ranks - 1, 1, num_divided).round().astype(int).tolist()
     return [
         Split(
             num_ranks=num_ranks,
@@ -53,7 +61,7 @@ def splits_of(num_ranks: int, *, queue_depth: int = 2, shard_target: bool = Fals
             queue_depth=queue_depth,
             shard_target=shard_target,
         )
-        for count in (0, *range(num_ranks - 1, 0, -1))
+        for count in (0, *counts)
     ]
 
 
@@ -88,25 +96,30 @@ def advise(
         queue_depth: Micro-batches that may wait between two stages.
 
     Raises:
+        ConfigError: Too few or too many ranks, or settings that contradict each other.
+        DataError: As `plan_epoch`.
         PlanError: No budget gives a plan.
     """
-    if num_ranks < 1:
-        raise ConfigError(f"there are {num_ranks} ranks to divide; give at least 1 with --gpus")
+    if not 1 <= num_ranks <= MOST_RANKS:
+        raise ConfigError(
+            f"there are {num_ranks:,} ranks to divide; give 1 to {MOST_RANKS:,} with --gpus"
+        )
     features, splits = "online", splits_of(num_ranks, queue_depth=queue_depth)
     if cost.fingerprint is not None and cost.fingerprint.shard_target:
         splits = splits_of(num_ranks, queue_depth=queue_depth, shard_target=True)
     if cost.fingerprint is not None and cost.fingerprint.features == "cache":
         features, splits = "cache", splits[:1]
-    balance = {kind: cost.plan_cost(kind, block_size=block_size, lengths=lengths) for kind in KINDS}
+    used, used_supervised = _used(config, lengths, supervised)
+    balance = {kind: cost.plan_cost(kind, block_size=block_size, lengths=used) for kind in KINDS}
     found: list[tuple[Split, BatchingConfig, Prediction, str]] = []
     failures: list[PlanError] = []
     previous: EpochPlan | None = None
-    for chosen in _budgets(config, lengths, supervised):
+    for chosen in _budgets(config, used, used_supervised):
         try:
             plan = plan_epoch(
                 lengths, chosen, epoch=0, seed=seed, world_size=1, supervised=supervised
             )
-        except PlanError as error:  # too small for the longest sample, or for the ranks
+        except PlanError as error:  # too few anchors for a sample, or too many places
             failures.append(error)
             continue
         if previous is not None and _same_micro_batches(plan, previous):
@@ -150,16 +163,36 @@ def _same_micro_batches(plan: EpochPlan, other: EpochPlan) -> bool:
     return np.array_equal(plan.offsets, other.offsets) and np.array_equal(plan.order, other.order)
 
 
-def _budgets(
+def _used(
     config: BatchingConfig, lengths: ArrayLike, supervised: ArrayLike
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the lengths that the largest budget uses, as it cuts them, and their supervision."""
+    limit, setting = longest_allowed(config)
+    screened = screen_lengths(lengths, max_length=limit, oversize=config.oversize, setting=setting)
+    check_population(screened, config, 1, limit)
+    tokens = usable_supervised(supervised, screened)
+    assert tokens is not None
+    return screened.lengths, tokens
+
+
+def _holds(config: BatchingConfig, longest: int) -> bool:
+    """Whether a smaller budget drops and cuts nothing more: options are of the same tokens."""
+    try:
+        return longest_allowed(config)[0] >= longest
+    except ConfigError:
+        return False
+
+
+def _budgets(
+    config: BatchingConfig, lengths: NDArray[np.int32], supervised: NDArray[np.int64]
 ) -> list[BatchingConfig]:
-    longest = int(np.max(lengths))
-    anchors = num_anchors(np.asarray(supervised), config.anchors)
-    per_slot = float(anchors.sum()) / max(float(np.sum(lengths, dtype=np.float64)), 1.0)
+    anchors = num_anchors(supervised, config.anchors)
+    per_slot = float(anchors.sum()) / float(lengths.sum(dtype=np.int64))
     options = []
     for share in BUDGET_SHARES:
         token_budget = int(config.token_budget * share)
-        if share < 1 and token_budget < min(longest, config.max_length or longest):
+        smaller = config.model_copy(update={"token_budget": token_budget})
+        if share < 1 and not _holds(smaller, int(lengths.max())):
             continue
         per_step = round(config.micro_batches_per_step / share)
         average = max(int(np.ceil(per_slot * token_budget)), int(anchors.max(initial=1)))

@@ -90,3 +90,41 @@ def test_budgets_that_give_no_plan_are_an_error():
         options(machine(), config=impossible, lengths=np.full(9, 400))
     with pytest.raises(ConfigError, match="0 ranks"):
         options(machine(), num_ranks=0)
+    with pytest.raises(ConfigError, match=r"there are 100,000 ranks to divide; give 1 to 1,024"):
+        options(machine(), num_ranks=100_000)
+
+
+@pytest.mark.parametrize("oversize", ["error", "drop", "truncate"])
+def test_a_smaller_budget_drops_and_cuts_nothing_more(oversize):
+    """Half the budget would hold 510 tokens, but not as a multiple of 100."""
+    changes = {"token_budget": 1024, "multiple_of": 100, "oversize": oversize}
+    config = CONFIG.model_copy(update=changes)
+    found = options(machine(), config=config, lengths=np.array([510, 300] * 25))
+    assert {option.token_budget for option in found} == {1024}
+
+
+def test_a_smaller_budget_that_given_edges_exceed_is_no_option():
+    changes = {"strategy": "bucketed", "edges": (3000,), "pad_to": "edge"}
+    found = options(machine(), config=CONFIG.model_copy(update=changes))
+    assert {option.token_budget for option in found} == {4096}
+
+
+def test_samples_without_a_length_are_left_out():
+    lengths = np.array([None, *LENGTHS.tolist()], dtype=object)
+    config = CONFIG.model_copy(update={"oversize": "drop"})
+    found = advise(
+        lengths,
+        config,
+        machine(),
+        num_ranks=2,
+        supervised=np.array([9, *(LENGTHS // 2)]),
+        block_size=8,
+    )
+    assert all(option.prediction.ktok_s > 0 for option in found)
+
+
+def test_many_ranks_are_divided_evenly():
+    counts = [split.num_target_ranks for split in splits_of(1024)]
+    assert len(counts) == 32
+    assert counts[:2] == [0, 1023] and counts[16] == 512 and counts[-1] == 1
+    assert [split.num_target_ranks for split in splits_of(32)] == [0, *range(31, 0, -1)]
