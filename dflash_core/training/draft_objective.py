@@ -250,9 +250,13 @@ def _warm_start(job: TrainingJob, path: Path, target: Target, store: TokenStore)
     names = [name for name in type(wanted).model_fields if name != "draft_vocab_size"]
     changed = [name for name in names if getattr(wanted, name) != getattr(found, name)]
     if changed:
+        differs = "; ".join(
+            f"{name} is {getattr(found, name)}, not {getattr(wanted, name)}" for name in changed
+        )
         raise DraftError(
-            f"the drafter in {path} differs from the settings in {', '.join(changed)}; set the "
-            "draft section to its shape or leave init_drafter out"
+            f"the drafter in {path} is none that this target and the draft section ask for "
+            f"({differs}); start from one that is, or from none: set or leave out --init-drafter "
+            "(run.warm_start in a flow)"
         )
     drafter.load_state_dict(stored.state_dict())
     return drafter.to(target.lm_head.weight.device).train().requires_grad_(True)

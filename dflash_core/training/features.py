@@ -22,6 +22,7 @@ __all__ = [
     "CachedFeatures",
     "FeatureSource",
     "OnlineFeatures",
+    "check_documents_apart",
     "check_packing",
     "feature_shape",
     "timed",
@@ -77,24 +78,41 @@ class OnlineFeatures:
         return self.rows(batch).flatten(0, 1)[batch.context_index_M]
 
 
-@torch.no_grad()
 def check_packing(target: Target) -> None:
-    """Run two documents in one row and apart.
+    """Refuse a target whose features of packed documents are not those of each alone.
 
     Raises:
-        ConfigError: They differ: this target cannot take packed rows.
+        ConfigError: This target cannot take packed rows.
     """
-    device = target.input_embeddings.weight.device
-    ids_1T = (torch.arange(24, device=device) * 7 % min(target.vocab_size, 97))[None]
-    positions_1T = torch.cat([torch.arange(12), torch.arange(12)])[None].to(device)
-    together = target.features(ids_1T, position_ids_BT=positions_1T)[0, 12:].float()
-    apart = target.features(ids_1T[:, 12:])[0].float()
-    error = float((together - apart).abs().max() / apart.abs().max().clamp(min=1e-6))
-    if not error <= PROBE_TOLERANCE[target.input_embeddings.weight.dtype]:
+    check_documents_apart(
+        target.model, lambda ids_1T, positions_1T: target.features(ids_1T, None, positions_1T)[0]
+    )
+
+
+@torch.no_grad()
+def check_documents_apart(model: Any, run: Callable[[Tensor, Tensor | None], Tensor]) -> None:
+    """Run two documents in one row and apart.
+
+    Args:
+        model: A transformers model.
+        run: Runs it on token ids and positions, counted from 0 when None, and returns a row for
+            each token or for each but the last.
+
+    Raises:
+        ConfigError: The outputs differ: this target cannot take packed rows.
+    """
+    embedding_VD = model.get_input_embeddings().weight
+    device = embedding_VD.device
+    ids_1T = (torch.arange(24, device=device) * 7 % min(len(embedding_VD), 97))[None]
+    positions_1T = torch.arange(12, device=device).repeat(2)[None]
+    together = run(ids_1T, positions_1T)[12:]
+    apart = run(ids_1T[:, 12:], None).float()
+    error = float((together.float() - apart).abs().max() / apart.abs().max().clamp(min=1e-6))
+    if not error <= PROBE_TOLERANCE[together.dtype]:
         raise ConfigError(
             f"batching.strategy 'packed' needs a target whose tokens see their own document only, "
-            f"but with attention '{target.model.config._attn_implementation}' this "
-            f"{type(target.model).__name__} differs by {error:.2g}; set batching.strategy to "
+            f"but with attention '{model.config._attn_implementation}' this "
+            f"{type(model).__name__} differs by {error:.2g}; set batching.strategy to "
             "sorted, random, bucketed or pooled"
         )
 

@@ -11,15 +11,19 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import TargetError
 from dflash_core.target.loading import load_target
 from dflash_core.training.composition import NUM_GROUPS
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.features import check_documents_apart
 from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_rows
 from dflash_core.training.ranks import Ranks
 from dflash_core.training.saving import save_target
 from dflash_core.training.spread import spread
 
 __all__ = ["TargetObjective"]
+
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class TargetObjective:
         store: Training samples.
         heldout: Held-out samples.
         ranks: This process among the others, over which the target may be spread.
+
+    Raises:
+        ConfigError: Rows are packed, and the target's tokens see beyond their document.
+        TargetError: The folder cannot be loaded, or its weights are no safetensors.
     """
 
     num_sums = 3  # loss, weight, correct
@@ -80,18 +88,21 @@ class TargetObjective:
             target = load_target(config, device=first)
             self._model, self._tokenizer = target.model, target.tokenizer
         else:
+            _check_no_weights(config.path)
             torch.manual_seed(job.training.seed)
             shape = AutoConfig.from_pretrained(config.path)
             self._model = AutoModelForCausalLM.from_config(
                 shape, attn_implementation=config.attention
             ).to(first)
             self._tokenizer = AutoTokenizer.from_pretrained(config.path)
-        self._model.train().requires_grad_(True)
+        self._model.requires_grad_(True)
         self._next_token = _NextToken(self._model)
         if self._is_spread:
             layers = self._model.get_decoder().layers
             spread(self._next_token, layers, ranks, precision=self._precision)
         self._model.float()
+        if job.batching.strategy == "packed":
+            check_documents_apart(self._model, self._logits)
 
     @property
     def module(self) -> nn.Module:
@@ -150,13 +161,22 @@ class TargetObjective:
         ids_BT = batch.ids_BT.to(self._device)
         label_BT = batch.label_BT.to(self._device)[:, 1:]
         position_BT = None if batch.position_BT is None else batch.position_BT.to(self._device)
-        with autocast(self._device, self._precision):
-            logits_PV = self._next_token(ids_BT, label_BT, position_BT)
+        logits_PV = self._logits(ids_BT, position_BT, label_BT)
         labels_P = ids_BT[:, 1:][label_BT]
         loss_P = F.cross_entropy(logits_PV.float(), labels_P, reduction="none")
         if torch.is_grad_enabled():
             (loss_P.sum() * weight).backward()
         return loss_P.detach(), float((logits_PV.detach().argmax(-1) == labels_P).sum())
+
+    def _logits(
+        self, ids_BT: Tensor, position_BT: Tensor | None, label_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return logits of labelled tokens, of all but the first when not given, shape (P, V)."""
+        if label_BT is None:
+            label_BT = torch.ones_like(ids_BT[:, 1:], dtype=torch.bool)
+        self._model.train(torch.is_grad_enabled())  # measured without dropout
+        with autocast(self._device, self._precision):
+            return self._next_token(ids_BT, label_BT, position_BT)
 
     def describe(self, sums: Tensor) -> dict[str, Any]:
         """Return loss and accuracy of next-token prediction."""
@@ -170,6 +190,16 @@ class TargetObjective:
     def save(self, run_dir: Path, weights: dict[str, Tensor], facts: dict[str, Any]) -> Path:
         """Write a transformers folder with bfloat16 weights."""
         return save_target(self._model, self._tokenizer, weights, run_dir / "target", facts)
+
+
+def _check_no_weights(path: Path) -> None:
+    """Refuse weights that would be passed over for random ones."""
+    found = [file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern))]
+    if found:
+        raise TargetError(
+            f"{path} holds {found[0]} but no *.safetensors, the only weights that are read; save "
+            "the model again with save_pretrained, or remove the file to train from random weights"
+        )
 
 
 def _outcome(
