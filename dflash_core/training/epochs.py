@@ -196,6 +196,14 @@ class Epochs:
         return self._lengths
 
     @cached_property
+    def samples(self) -> NDArray[np.int64]:
+        """Training samples that the run reads: each epoch has the same unless steps are fewer."""
+        plan = self.plan(0)
+        micro_batches = np.repeat(np.arange(plan.num_micro_batches), np.diff(plan.offsets))
+        read = np.isin(micro_batches, plan.assignment[: self.num_steps])
+        return np.sort(plan.order[read]).astype(np.int64)
+
+    @cached_property
     def heldout_samples(self) -> NDArray[np.int64]:
         """Held-out samples that are measured, spread evenly over the lengths."""
         assert self._heldout is not None

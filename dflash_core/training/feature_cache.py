@@ -58,12 +58,13 @@ class FeatureCache:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(lock, fcntl.LOCK_SH)  # while it is held, no other run drops this cache
         weakref.finalize(self, os.close, lock)
-        self._table: Any = _mapped(folder / TABLE_NAME, len(lengths) * ENTRY.itemsize).view(ENTRY)
-        self._data: dict[int, Any] = {}
+        table = folder / TABLE_NAME
+        self._table: Any = _mapped(table, len(lengths) * ENTRY.itemsize, sparse=False).view(ENTRY)
+        self._data: dict[int, tuple[int, Any]] = {}
 
-    def is_complete(self) -> bool:
-        """Whether every sample is there."""
-        return bool((self._table["tokens"] > 0).all())
+    def is_complete(self, samples: NDArray[np.int64]) -> bool:
+        """Whether each of these samples is there."""
+        return bool((self._table["tokens"][samples] > 0).all())
 
     def read(self, sample: int, count: int) -> Tensor | None:
         """Return the features of a sample's first tokens, shape (M, F), or None if absent.
@@ -90,7 +91,12 @@ class FeatureCache:
         """Keep the features of a sample's first tokens; the table follows the data."""
         flat = features_MF.detach().to("cpu", self._dtype).contiguous().view(torch.uint8).numpy()
         data = flat.reshape(-1)
-        self._bytes(sample)[: len(data)] = data
+        place = self._bytes(sample)
+        if len(data):
+            # On a full disk this is an error, and writing to the map would be a signal.
+            file = self._data[int(self._shards[sample])][0]
+            os.posix_fallocate(file, int(self._starts[sample]), len(data))
+        place[: len(data)] = data
         self._table[sample] = (len(features_MF) + 1, zlib.crc32(data.data))
 
     def forget(self, samples: Sequence[int]) -> None:
@@ -106,57 +112,62 @@ class FeatureCache:
         shard = int(self._shards[sample])
         if shard not in self._data:
             size = int((self._starts + self._sizes)[self._shards == shard].max())
-            self._data[shard] = _mapped(self._folder / f"features-{shard:05d}.bin", size)
+            file = self._folder / f"features-{shard:05d}.bin"
+            data = _mapped(file, size, sparse=True)
+            descriptor = os.open(file, os.O_RDWR)
+            weakref.finalize(self, os.close, descriptor)
+            self._data[shard] = descriptor, data
         start = int(self._starts[sample])
-        return self._data[shard][start : start + int(self._sizes[sample])]
+        return self._data[shard][1][start : start + int(self._sizes[sample])]
 
 
 def cache_bytes(lengths: NDArray[np.int64], *, num_features: int, dtype: torch.dtype) -> int:
-    """Return how large a cache of all samples is."""
+    """Return how large a cache of samples of these lengths is."""
     return int(_sample_bytes(lengths, num_features, dtype).sum())
 
 
-def make_room(
-    config: CacheConfig,
-    lengths: NDArray[np.int64],
-    *,
-    num_features: int,
-    dtype: torch.dtype,
-    identity: dict[str, str],
-) -> Path:
-    """Make or find a cache's folder, dropping the longest unused other ones if need be.
+def make_room(config: CacheConfig, needs: Sequence[tuple[dict[str, str], int]]) -> list[Path]:
+    """Make or find the folders of a run's caches, dropping the longest unused others if need be.
 
     Args:
         config: Where caches are, and how large they may get.
-        lengths: Length of each sample, cut as the plan cuts it.
-        num_features: Width of the features.
-        dtype: Their type.
-        identity: What the features belong to, by name.
+        needs: What the features of each cache belong to, by name, and their bytes in this run.
 
     Raises:
-        ConfigError: The cache does not fit into the quota.
-        ArtifactError: The folder holds a cache of something else.
+        ConfigError: The caches do not fit into the quota, or onto the disk.
+        ArtifactError: A folder holds a cache of something else.
     """
-    need = cache_bytes(lengths, num_features=num_features, dtype=dtype)
+    need = sum(size for _, size in needs)
     quota = int(config.quota_gib * GIB)
     if need > quota:
         raise ConfigError(
-            f"features of {len(lengths):,} samples take {need / GIB:,.1f} GiB, the quota is "
+            f"the run's features take {need / GIB:,.1f} GiB, the quota is "
             f"{config.quota_gib:,.1f} GiB; raise training.cache.quota_gib or set "
             "training.features to 'online'"
         )
-    folder = config.path / content_digest(identity)[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    _drop_others(config.path, folder, quota - need)
-    description = folder / DESCRIPTION_NAME
-    if description.is_file() and json.loads(description.read_bytes()) != identity:
-        raise ArtifactError(f"{folder} holds features of something else; remove it")
-    atomic_write(description, json.dumps(identity, indent=1) + "\n")  # its time tells the last use
-    return folder
+    folders = [config.path / content_digest(identity)[:16] for identity, _ in needs]
+    config.path.mkdir(parents=True, exist_ok=True)
+    _drop_others(config.path, folders, quota - need)
+    there = sum(_disk_bytes(folder) for folder in folders if folder.is_dir())
+    free = shutil.disk_usage(config.path).free
+    if need - there > free:
+        raise ConfigError(
+            f"the run's features take {(need - there) / GIB:,.1f} GiB more, the disk of "
+            f"{config.path} has {free / GIB:,.1f} GiB left; make room there, or set "
+            "training.cache.path to a larger disk or training.features to 'online'"
+        )
+    for folder, (identity, _) in zip(folders, needs, strict=True):
+        folder.mkdir(exist_ok=True)
+        description = folder / DESCRIPTION_NAME
+        if description.is_file() and json.loads(description.read_bytes()) != identity:
+            raise ArtifactError(f"{folder} holds features of something else; remove it")
+        # The file's time tells the last use.
+        atomic_write(description, json.dumps(identity, indent=1) + "\n")
+    return folders
 
 
-def _drop_others(root: Path, own: Path, room: int) -> None:
-    others = [path.parent for path in root.glob(f"*/{DESCRIPTION_NAME}") if path.parent != own]
+def _drop_others(root: Path, own: Sequence[Path], room: int) -> None:
+    others = [path.parent for path in root.glob(f"*/{DESCRIPTION_NAME}") if path.parent not in own]
     others.sort(key=lambda folder: (folder / DESCRIPTION_NAME).stat().st_mtime)
     used = {folder: _disk_bytes(folder) for folder in others}
     for folder in others:
@@ -195,11 +206,13 @@ def _places(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
     return shards, (ends - sizes) - (ends - sizes)[first]
 
 
-def _mapped(file: Path, size: int) -> NDArray[np.uint8]:
-    """Map a sparse file of at least this size."""
+def _mapped(file: Path, size: int, *, sparse: bool) -> NDArray[np.uint8]:
+    """Map a file of at least this size, which takes its place on the disk now or when written."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if os.fstat(descriptor).st_size < size:
+            if not sparse:
+                os.posix_fallocate(descriptor, 0, size)
             os.ftruncate(descriptor, size)
     finally:
         os.close(descriptor)

@@ -28,6 +28,9 @@ def fill_cache(job: TrainingJob, stores: Stores, ranks: Ranks, stop: StopRequest
             f"'{job.training.topology.kind}', so no features are kept; set them to 'cache' and "
             "'colocated'"
         )
+    # All of them, however few steps a first run takes.
+    training = job.training.model_copy(update={"max_steps": None})
+    job = job.model_copy(update={"training": training})
     epochs = Epochs(job, stores.train, stores.heldout)
     target, source = colocated_source(job, stores, epochs, ranks)
     layout = layout_of(job, stores, target, ranks)

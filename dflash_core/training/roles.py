@@ -177,10 +177,17 @@ def colocated_source(
         return target, OnlineFeatures(target, **given)
     light = load_target(job.target, layers=False)
     caches = _open_caches(job, stores, epochs, light, ranks)
+    train, heldout = caches
+    validation = job.training.validation
     needed = (
-        job.training.validation.accept_every_steps is not None
+        validation.accept_every_steps is not None
         or job.draft.initial_weights == "target"
-        or not all(cache.is_complete() for cache in caches if cache is not None)
+        or not train.is_complete(epochs.samples)
+        or (
+            heldout is not None
+            and validation.every_steps is not None
+            and not heldout.is_complete(epochs.heldout_samples)
+        )
     )
     # Without decoder layers until a sample turns out to be damaged.
     target = load_target(job.target, device=ranks.device, layers=needed)
@@ -201,36 +208,43 @@ def _open_caches(
     digest = ranks.agree(digest, what="the hash of the target")
     most = epochs.plan(0).max_length
 
-    def open_one(store: TokenStore) -> FeatureCache:
-        lengths = np.minimum(store.lengths, most)
-        identity = {
-            "target": f"{digest:015x}",
-            "layer_ids": str(list(target.layer_ids)),
-            "final_hidden": str(job.loss.distils),
-            "dtype": str(dtype),
-            "attention": job.target.attention,
-            "store": store.content_hash,
-            "max_length": str(most),
-        }
-        config = job.training.cache
-        folder = make_room(config, lengths, num_features=width, dtype=dtype, identity=identity)
-        if ranks.is_first:
-            size_gib = cache_bytes(lengths, num_features=width, dtype=dtype) / 2**30
-            print(  # noqa: T201  (torchrun's own log)
-                f"features of {len(lengths):,} samples take up to {size_gib:,.2f} GiB of "
-                f"{config.quota_gib:,.2f} GiB in {folder}",
-                flush=True,
-            )
-        return FeatureCache(folder, lengths, num_features=width, dtype=dtype)
-
+    kept = [(stores.train, epochs.samples)]
+    if stores.heldout is not None:
+        kept.append((stores.heldout, epochs.heldout_samples))
+    cut = [np.minimum(store.lengths, most) for store, _ in kept]
+    needs = [
+        (
+            {
+                "target": f"{digest:015x}",
+                "layer_ids": str(list(target.layer_ids)),
+                "final_hidden": str(job.loss.distils),
+                "dtype": str(dtype),
+                "attention": job.target.attention,
+                "store": store.content_hash,
+                "max_length": str(most),
+            },
+            cache_bytes(lengths[samples], num_features=width, dtype=dtype),
+        )
+        for (store, samples), lengths in zip(kept, cut, strict=True)
+    ]
     # One rank makes room, the others find it made.
     if not ranks.is_first:
         ranks.meet(what="the feature cache")
-    heldout = stores.heldout
-    caches = open_one(stores.train), None if heldout is None else open_one(heldout)
+    config = job.training.cache
+    folders = make_room(config, needs)
+    caches = [
+        FeatureCache(folder, lengths, num_features=width, dtype=dtype)
+        for folder, lengths in zip(folders, cut, strict=True)
+    ]
     if ranks.is_first:
+        for folder, (_, samples), (_, size) in zip(folders, kept, needs, strict=True):
+            print(  # noqa: T201  (torchrun's own log)
+                f"features of {len(samples):,} samples take up to {size / 2**30:,.2f} GiB of "
+                f"{config.quota_gib:,.2f} GiB in {folder}",
+                flush=True,
+            )
         ranks.meet(what="the feature cache")
-    return caches
+    return caches[0], caches[1] if len(caches) > 1 else None
 
 
 def _heldout_groups(stores: Stores, epochs: Epochs) -> NDArray[np.int64] | None:

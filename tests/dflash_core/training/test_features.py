@@ -1,5 +1,8 @@
 """Cached features: exact, checked, refused, evicted; packed rows: as if apart, or refused."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
 from dflash_core.training.config import CacheConfig
 from dflash_core.training.draft_objective import DraftObjective
-from dflash_core.training.feature_cache import FeatureCache, make_room
+from dflash_core.training.feature_cache import FeatureCache, cache_bytes, make_room
 from dflash_core.training.features import OnlineFeatures, check_packing
 from dflash_core.training.objective import MicroBatch
 from dflash_core.training.program import run_fill
@@ -22,12 +25,13 @@ from tests.dflash_core.training.conftest import MakeJob, losses, run_here, run_r
 from tests.tiny import TINY_LAYER_IDS
 
 LENGTHS = np.array([5, 3, 9])
+ALL = np.arange(3)
 SHAPE = {"num_features": 4, "dtype": torch.bfloat16}
 
 
 def open_cache(tmp_path, identity="a", *, lengths=LENGTHS, quota_gib=1.0) -> FeatureCache:
     config = CacheConfig(path=tmp_path, quota_gib=quota_gib)
-    folder = make_room(config, lengths, identity={"target": identity}, **SHAPE)
+    folder, *_ = make_room(config, [({"target": identity}, cache_bytes(lengths, **SHAPE))])
     return FeatureCache(folder, lengths, **SHAPE)
 
 
@@ -38,7 +42,7 @@ def test_what_was_written_is_read_by_another_process_view(tmp_path) -> None:
     for sample, features in enumerate(wrote):
         cache.write(sample, features)
     again = open_cache(tmp_path)
-    assert again.is_complete()
+    assert again.is_complete(ALL)
     for sample, features in enumerate(wrote):
         found = again.read(sample, 2)
         assert found is not None
@@ -57,7 +61,8 @@ def test_a_damaged_sample_counts_as_absent(tmp_path) -> None:
     again = open_cache(tmp_path)
     assert again.read(0, 4) is None
     assert again.read(1, 2) is not None
-    assert not again.is_complete()
+    assert not again.is_complete(ALL)
+    assert again.is_complete(ALL[1:])
 
 
 def test_another_targets_features_are_not_read(tmp_path) -> None:
@@ -69,14 +74,9 @@ def test_another_targets_features_are_not_read(tmp_path) -> None:
 def test_the_size_is_said_before_anything_is_written(tmp_path) -> None:
     """800,000 samples of 3,072 tokens, 5 layers of width 2,048 in bfloat16: 46 TiB."""
     lengths = np.full(800_000, 3072)
+    size = cache_bytes(lengths, num_features=5 * 2048, dtype=torch.bfloat16)
     with pytest.raises(ConfigError, match=r"take 46,8\d\d\.\d GiB, the quota is 100\.0 GiB"):
-        make_room(
-            CacheConfig(path=tmp_path / "no"),
-            lengths,
-            num_features=5 * 2048,
-            dtype=torch.bfloat16,
-            identity={},
-        )
+        make_room(CacheConfig(path=tmp_path / "no"), [({}, size)])
     assert not (tmp_path / "no").exists()
 
 
@@ -92,6 +92,56 @@ def test_the_longest_unused_cache_makes_room_and_one_in_use_stays(tmp_path) -> N
     open_cache(tmp_path, "third", lengths=lengths, quota_gib=2.5 * size_gib)
     assert held.read(0, 1) is not None
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_runs_caches_are_held_together_against_the_quota(tmp_path) -> None:
+    lengths = np.full(400, 33)
+    size = cache_bytes(lengths, **SHAPE)
+    needs = [({"store": "train"}, size), ({"store": "held out"}, size // 2)]
+    with pytest.raises(ConfigError, match="the quota is"):
+        make_room(CacheConfig(path=tmp_path, quota_gib=1.4 * size / (1 << 30)), needs)
+    config = CacheConfig(path=tmp_path, quota_gib=1.6 * size / (1 << 30))
+    for _ in range(2):  # neither has to make room for the other
+        for folder in make_room(config, needs):
+            cache = FeatureCache(folder, lengths, **SHAPE)
+            for sample in range(200):
+                cache.write(sample, torch.ones(32, 4, dtype=torch.bfloat16))
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_captured(tmp_path) -> None:
+    config = CacheConfig(path=tmp_path, quota_gib=1e9)
+    need = shutil.disk_usage(tmp_path).total + (1 << 30)
+    with pytest.raises(ConfigError, match=r"GiB left; make room there, or set training\.cache\."):
+        make_room(config, [({}, need)])
+
+
+FILLER = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from dflash_core.training.config import CacheConfig
+from dflash_core.training.feature_cache import FeatureCache, make_room
+shape = {"num_features": 64, "dtype": torch.float32}
+lengths = np.full(100, 100)
+folder, = make_room(CacheConfig(path=Path(sys.argv[1])), [({}, 0)])
+cache = FeatureCache(folder, lengths, **shape)
+try:
+    for sample in range(100):
+        cache.write(sample, torch.ones(99, 64))
+except OSError as error:
+    print(error, sample > 30, cache.read(0, 99) is not None, cache.read(sample, 1) is None)
+"""
+
+
+def test_a_disk_that_becomes_full_is_an_error_and_no_signal(tmp_path) -> None:
+    """2.5 MB of features on a disk of 1 MiB, which only a mount namespace has."""
+    own = ["unshare", "--map-root-user", "--mount"]
+    mount = ["sh", "-c", 'mount -t tmpfs -o size=1m none "$1" && shift && exec "$@"', "sh"]
+    if subprocess.run([*own, *mount, str(tmp_path), "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    command = [*own, *mount, str(tmp_path), sys.executable, "-c", FILLER, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout == "[Errno 28] No space left on device True True True\n", found.stderr
 
 
 def test_losses_are_those_of_an_online_run(make_job: MakeJob, tmp_path, monkeypatch) -> None:
@@ -138,6 +188,33 @@ def test_a_filled_cache_leaves_the_target_nothing_to_do(
     again = make_job(name="again", **settings)
     run_here(again)  # the damaged sample is captured anew
     assert losses(again) == pytest.approx(losses(online), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batching", "training"),
+    [
+        ({"max_length": 150, "oversize": "drop"}, {}),
+        ({}, {"validation": {"every_steps": 2, "num_samples": 8}}),
+        ({}, {"max_steps": 1}),
+    ],
+)
+def test_only_what_a_run_reads_has_to_be_there(
+    make_job: MakeJob, tmp_path, monkeypatch, batching, training
+) -> None:
+    """Samples that the plan drops, or that no measurement reads, load no target."""
+    settings = {"features": "cache", "cache": {"path": tmp_path}, "preflight": False, **training}
+    job = make_job(epochs=1, **settings)
+    job = job.model_copy(update={"batching": job.batching.model_copy(update=batching)})
+    run_here(job)
+    loaded = []
+
+    def load(*given, layers=True, **more):
+        loaded.append(layers)
+        return load_target(*given, layers=layers, **more)
+
+    monkeypatch.setattr("dflash_core.training.roles.load_target", load)
+    run_here(job.model_copy(update={"run_dir": tmp_path / "again"}))
+    assert not any(loaded)
 
 
 def _damage(folder: Path) -> None:
