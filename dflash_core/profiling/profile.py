@@ -56,6 +56,13 @@ class LengthProfile(FrozenModel):
     max_length: int | None = None
     """The maximum that the policy applied; none when not given."""
 
+    @field_validator("bad")
+    @classmethod
+    def _check_kinds(cls, bad: dict[str, int]) -> dict[str, int]:
+        if bad.keys() != set(BAD_KINDS):
+            raise ValueError(f"bad lengths are of kinds {list(bad)}, not {list(BAD_KINDS)}")
+        return bad
+
     @field_validator("domains")
     @classmethod
     def _sort_domains(cls, domains: dict[str, DomainHistogram]) -> dict[str, DomainHistogram]:

@@ -138,13 +138,18 @@ def token_files(paths: Iterable[Path]) -> list[Path]:
             raise DataError(f"{path} does not exist; give token data or a token store")
         own = [path]
         if path.is_dir():
-            own = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
-            if (path / MANIFEST_NAME).is_file():
-                own = [file for file in own if file.match("shard-*.arrow")]
+            own = sorted(file for file in path.rglob("*") if _is_data(file))
         if not own or own[0].suffix not in SUFFIXES:
             raise DataError(f"{path} holds no token data; give {', '.join(SUFFIXES)} or a store")
         found += own
     return found
+
+
+def _is_data(file: Path) -> bool:
+    """Whether a file below a folder holds samples: of a token store, only its shards do."""
+    if file.suffix not in SUFFIXES or file.is_dir():  # datasets are saved as folders x.parquet
+        return False
+    return file.match("shard-*.arrow") or not (file.parent / MANIFEST_NAME).is_file()
 
 
 def _frames(file: Path) -> "Iterator[pl.LazyFrame]":
@@ -280,6 +285,8 @@ def _with_missing(lengths: "pl.Series") -> NDArray[Any]:
 def _load_profile(path: Path, max_length: int | None) -> LengthProfile:
     try:
         profile = LengthProfile.from_json(path.read_bytes())
+        if "domains" not in profile.model_fields_set:
+            raise ValueError("no domains")
     except ValueError:
         raise DataError(
             f"{path} holds no saved profile; give token data or what profile --save wrote"
@@ -295,7 +302,7 @@ def _load_profile(path: Path, max_length: int | None) -> LengthProfile:
 def _load_array(path: Path) -> NDArray[Any]:
     try:
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is no .npy file of lengths: {_first_line(error)}") from None
 
 

@@ -111,6 +111,19 @@ def test_a_token_store_is_read_by_its_length_column(tmp_path):
     assert supervised.tolist() == store.supervised.tolist()
 
 
+def test_a_folder_of_datasets_and_stores_counts_each_sample_once(tmp_path):
+    sample = Sample(np.zeros(4, np.int32), np.ones(4, np.bool_), "", "s")
+    store = write_store(tmp_path / "both" / "store", [sample])
+    write(store.path / "provenance.arrow", pl.DataFrame({"file": ["a.jsonl"]}))
+    dataset = tmp_path / "both" / "x.parquet"
+    dataset.mkdir()
+    for number in range(2):
+        write(dataset / f"part.{number}.parquet", pl.DataFrame({"length": [7, 9]}))
+    assert profile_data([tmp_path / "both"]).counts.tolist() == [1, 2, 2]
+    assert profile_data([dataset]).counts.tolist() == [2, 2]
+    assert sorted(read_lengths(tmp_path / "both")[0].tolist()) == [4, 7, 7, 9, 9]
+
+
 def test_bad_numbers_in_a_length_column_are_counted(tmp_path):
     values = pl.Series("n", [3, 0, -7, None, 2**63 - 1, 2**63 + 5], dtype=pl.Int128)
     path = write(tmp_path / "data.parquet", pl.DataFrame([values]))
@@ -157,8 +170,14 @@ def test_unusable_files_are_refused_with_a_sentence(tmp_path):
             profile_data([tmp_path / name])
     with pytest.raises(DataError, match="holds no samples"):
         read_lengths(tmp_path / "empty.jsonl")
-    with pytest.raises(DataError, match=r"no \.npy file"):
-        read_lengths(tmp_path / "broken.npy")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name in ("broken.npy", "empty.npy"):
+        with pytest.raises(DataError, match=r"no \.npy file"):
+            read_lengths(tmp_path / name)
+    for text in ("{}", '{"bad": {}}', '{"domains": {}, "bad": {}}'):
+        (tmp_path / "foreign.json").write_text(text)
+        with pytest.raises(DataError, match="holds no saved profile"):
+            profile_data([tmp_path / "foreign.json"])
 
 
 def test_lengths_of_samples_come_in_order_with_missing_ones(tmp_path):
