@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -226,13 +227,25 @@ def load_settings(file: Path | None = None, overrides: Sequence[str] = ()) -> Se
                 cli_exit_on_error=False,
                 cli_implicit_flags=True,
             )
-            return command_line, EnvSettingsSource(settings_cls), init_settings
+            return command_line, _Environment(settings_cls), init_settings
 
     try:
         merged = Sources(**from_file)
     except SettingsError as error:
         raise _config_error(str(error)) from None
     return Settings.model_validate(merged.model_dump())
+
+
+class _Environment(EnvSettingsSource):
+    """Takes lists as a,b too, as the command line does; what is neither fails its field's check."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            if value.startswith(("[", "{")):
+                return value
+            return [part.strip() for part in value.split(",")]
 
 
 def _config_error(text: str) -> ConfigError:
@@ -269,9 +282,9 @@ def _resolve_paths(model: type[BaseModel], data: dict[str, Any], base: Path) -> 
     return resolved
 
 
-def _join(base: Path, value: str) -> str:
+def _join(base: Path, value: Any) -> Any:
     """Return a path joined to base; an address such as s3://bucket/chats stays as it is."""
-    return value if "://" in value else str(base / value)
+    return value if not isinstance(value, str) or "://" in value else str(base / value)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -284,13 +297,22 @@ def _holds_path(annotation: Any) -> bool:
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse a misspelt section, which pydantic-settings would ignore."""
+    """Refuse a misspelt section or delimiter, which pydantic-settings would ignore."""
+    prefix, sections = ENV_PREFIX.lower(), Settings.model_fields
     for name in environment:
-        section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
-        nested = name.startswith(ENV_PREFIX) and "__" in name
-        if nested and section not in Settings.model_fields:
-            known = ", ".join(Settings.model_fields)
+        if not name.lower().startswith(prefix):
+            continue
+        section, nested, _ = name.lower().removeprefix(prefix).partition("__")
+        if nested and section not in sections:
+            known = ", ".join(sections)
             raise ConfigError(
                 f"the environment sets {name}, but there is no section '{section}'; "
                 f"sections are {known}"
+            )
+        meant, _, field = section.partition("_")
+        # Kubernetes sets DFLASH_RUN_PORT and the like where there is a service named dflash-run.
+        if field and meant in sections and not field.startswith(("port", "service_")):
+            raise ConfigError(
+                f"the environment sets {name}, which is no setting; two underscores stand between "
+                f"section and field: {ENV_PREFIX}{meant.upper()}__{field.upper()}"
             )

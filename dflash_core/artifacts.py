@@ -143,8 +143,9 @@ def check_replaceable(path: Path, *, kind: str) -> None:
         ArtifactError: ``path`` is neither an empty folder nor an artifact of this kind, it holds
             files that its manifest does not list, or it is a folder that cannot be replaced.
     """
-    if path.is_mount() or Path.cwd().is_relative_to(path.resolve()):
-        what = "a place where a file system is mounted" if path.is_mount() else "the current folder"
+    place = path.resolve()
+    if (current := Path.cwd().is_relative_to(place)) or place.is_mount():
+        what = "the current folder" if current else "where a file system is mounted"
         raise ArtifactError(
             f"{path} is {what}, which cannot be replaced; give a folder in it for the {kind}"
         )

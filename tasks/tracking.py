@@ -16,11 +16,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from prefect.runtime import flow_run
+from sqlalchemy.exc import SQLAlchemyError
 
+from configs.addresses import without_secrets
 from configs.settings import Settings, TrackingConfig
 from dflash_core.artifacts import atomic_write
-from dflash_core.errors import ArtifactError, ConfigError, Interrupted
+from dflash_core.errors import ArtifactError, ConfigError, Interrupted, TrackingError
 from tasks.console import warn
 from tasks.run_folder import RunFolder, held_folder
 from tasks.spool import SPOOL_NAME, Spool, now_ms, shown_uri
@@ -182,20 +185,35 @@ class StepMetrics:
 
 
 def tracking_client(config: TrackingConfig, root: Path) -> MlflowClient:
-    """Return a client of the MLflow in use; a SQLite file under the root of all runs by default."""
+    """Return a client of the MLflow in use; a SQLite file under the root of all runs by default.
+
+    Raises:
+        TrackingError: MLflow cannot work there: a scheme it does not know, a damaged database.
+    """
     for name, value in HTTP.items():
         os.environ.setdefault(name, value)
     # Each of its retries would be a line beside the one sentence that the spool says.
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     uri = _server(config)
     if uri is not None:
-        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+        return _client(uri)
     store = root.resolve() / "mlflow"
     store.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{store / 'mlflow.db'}"
     with (store / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would both make its tables, and fail
+        return _client(uri)
+
+
+def _client(uri: str) -> MlflowClient:
+    try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except (MlflowException, SQLAlchemyError) as error:
+        reason = str(error).strip().splitlines()[0].split(". ")[0]
+        raise TrackingError(
+            f"MLflow cannot work with {without_secrets(uri)}: {without_secrets(reason)}; mend that "
+            "place, or set tracking.uri to another"
+        ) from None
 
 
 def deliver_pending(root: Path, client: MlflowClient) -> dict[str, int]:

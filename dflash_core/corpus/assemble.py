@@ -315,7 +315,8 @@ def _num_rejected_rows(rejects: Sequence[Reject]) -> int:
 
 def _reasons(rejects: Sequence[Reject]) -> Counter[str]:
     return Counter(
-        re.sub(r"'[^']*'|0x[0-9a-f]+|[0-9][0-9,]*", "…", reject.reason)[:160] for reject in rejects
+        re.sub(r"'[^']*'|0x[0-9a-f]+|(?<![0-9])(?<!UTF-)[0-9][0-9,]*", "…", reject.reason)[:160]
+        for reject in rejects
     )
 
 

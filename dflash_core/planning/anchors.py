@@ -14,9 +14,9 @@ class AnchorConfig(FrozenModel):
 
     anchors_per_supervised_token: float = Field(default=0.25, gt=0, le=1)
     """Share of a sample's supervised tokens that become anchors each epoch."""
-    min_anchors: int = Field(default=4, ge=1)
+    min_anchors: int = Field(default=4, ge=1, le=2**31)
     """Least anchors of a sample, as far as it has that many eligible positions."""
-    max_anchors: int = Field(default=512, ge=1)
+    max_anchors: int = Field(default=512, ge=1, le=2**31)
     """Most anchors of a sample (the paper's 512)."""
 
     @model_validator(mode="after")

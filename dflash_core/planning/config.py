@@ -23,9 +23,9 @@ class BatchingConfig(FrozenModel):
     """Name of a registered strategy: sorted, random, bucketed, pooled or packed."""
     token_budget: int = Field(default=49_152, ge=1, le=2**40)
     """Most token slots, padding included, in one micro-batch on one rank."""
-    anchor_budget: int | None = Field(default=None, ge=1)
+    anchor_budget: int | None = Field(default=None, ge=1, le=2**40)
     """Most anchors in one micro-batch; unlimited when not given."""
-    max_samples: int | None = Field(default=None, ge=1)
+    max_samples: int | None = Field(default=None, ge=1, le=2**40)
     """Most samples in one micro-batch; unlimited when not given."""
     micro_batches_per_step: int = Field(default=8, ge=1, le=2**20)
     """Micro-batches of one optimizer step over all ranks."""
@@ -65,4 +65,6 @@ class BatchingConfig(FrozenModel):
             raise ValueError(f"{len(edges)} edges are given; give 1 to 128")
         if edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
             raise ValueError(f"edges {list(edges)} must be positive and increasing")
+        if edges[-1] >= 2**31 - 1:
+            raise ValueError(f"edge {edges[-1]:,} is over the most tokens of a sample, 2**31 - 2")
         return edges

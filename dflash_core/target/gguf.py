@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,14 @@ def convert_gguf(
                 f"reading {file.name} needs the library '{library}', which is not installed; "
                 "install this project's extra 'gguf'"
             )
-    model, tokenizer = _load(file)
+    try:
+        model, tokenizer = _load(file)
+    except (ValueError, LookupError, struct.error) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TargetError(
+            f"{file} cannot be read as GGUF: {reason.rstrip('.')}; fetch it again, or give a file "
+            "of an architecture that transformers reads"
+        ) from error
     facts = {"file": file.name, "sha256": digest}
     return write_folder(model, tokenizer, out, kind=KIND, format_version=VERSION, facts=facts)
 

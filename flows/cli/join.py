@@ -28,11 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the flow as the first pod; else start what the flow run starts, until it ends.
 
     Raises:
-        ConfigError: No flow run is named.
+        ConfigError: No flow run is named, or the wait is no time.
         TrainingError: The ranks here failed, or the flow run says nothing.
     """
     if os.environ.get(INDEX) == "0":
         os.execv(sys.executable, [sys.executable, "-m", "prefect", "flow-run", "execute"])  # noqa: S606
+    if not arguments.patience >= 0:
+        raise ConfigError(
+            f"--patience {arguments.patience:g} is no time to wait; give seconds of at least 0"
+        )
     from tasks.machines import follow, launches_folder
 
     flow_run_id = arguments.flow_run or os.environ.get(FLOW_RUN_ID)

@@ -166,7 +166,13 @@ def _read(template: Path | None) -> str | None:
         return None
     if not template.is_file():
         raise ConfigError(f"there is no template file {template}; mend --chat-template")
-    return template.read_text(encoding="utf-8")
+    try:
+        return template.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"--chat-template {template} is not UTF-8: byte {error.object[error.start]:#04x} at "
+            f"{error.start}; convert it"
+        ) from None
 
 
 def _show(report: PrepareReport, out: Path, regenerated: RegenerateReport | None) -> None:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from configs.settings import RunConfig, TrackingConfig
-from dflash_core.errors import TrackingError
+from dflash_core.errors import ConfigError, TrackingError
 from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+MOST_RUNS = 50_000
 FIGURES = {
     "tau": "tau",
     "ktok_s_measured": "Ktok/s",
@@ -38,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List or compare runs."""
+    if not 1 <= arguments.limit <= MOST_RUNS:
+        raise ConfigError(
+            f"--limit {arguments.limit} is out of range; MLflow lists 1 to {MOST_RUNS:,} runs"
+        )
     import mlflow.exceptions
 
     from tasks.recorded import find_runs, recorded_runs

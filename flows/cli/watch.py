@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rich.live import Live
 
+from dflash_core.errors import ConfigError
 from dflash_core.training.progress import RunLog, find_run
 from flows.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from tasks.terminal import Terminal
 
 __all__ = ["add_arguments", "run"]
 
+LONGEST_S = 3_600
 EXIT_CODES = {"failed": EXIT_FAILED, "interrupted": EXIT_INTERRUPTED}
 
 
@@ -33,6 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from flows.cli.watch_view import view
 
+    if not 0 < arguments.every <= LONGEST_S:
+        raise ConfigError(
+            f"--every {arguments.every:g} is no time between looks; give seconds above 0 and up to "
+            f"{LONGEST_S:,}"
+        )
     log = RunLog(find_run(arguments.run))
     log.refresh()
     if arguments.json:

@@ -71,6 +71,41 @@ def test_misspelt_section_in_the_environment_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("dflash_trainin__epochs", "no section 'trainin'"),
+        ("DFLASH_TRAINING_EPOCHS", "two underscores .*: DFLASH_TRAINING__EPOCHS"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
+) -> None:
+    monkeypatch.setenv("DFLASH_RUN_SERVICE_HOST", "10.0.0.1")  # of Kubernetes
+    load_settings(file)
+    monkeypatch.setenv(name, "7")
+    with pytest.raises(ConfigError, match=f"the environment sets {name}.*{sentence}"):
+        load_settings(file)
+
+
+def test_the_environment_takes_lists_as_the_command_line_does(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_BATCHING__EDGES", "100,200")
+    for value in ("sorted, random", '["sorted", "random"]'):
+        monkeypatch.setenv("DFLASH_COMPARE__STRATEGIES", value)
+        settings = load_settings(file)
+        assert settings.compare.strategies == ("sorted", "random")
+        assert settings.batching.edges == (100, 200)
+    for name, value in (("COMPARE__STRATEGIES", '["sorted"'), ("COMPARE", "x")):
+        monkeypatch.setenv(f"DFLASH_{name}", value)
+        with pytest.raises(ValidationError) as problem:
+            load_settings(file)
+        said = first_problem(problem.value)
+        assert said.startswith(name.lower().replace("__", ".")) and value in said
+        monkeypatch.delenv(f"DFLASH_{name}")
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("[training]\nepocs = 3\n", "unknown setting 'training.epocs'"),

@@ -55,6 +55,17 @@ def test_a_folder_made_of_another_file_is_not_replaced(file: Path) -> None:
         convert_gguf(file, out)
 
 
+@pytest.mark.parametrize("content", [b"GGUF", b'{"messages": []}\n', b"GGUF\3" + bytes(40)])
+def test_what_is_no_whole_gguf_file_is_refused(file: Path, content: bytes) -> None:
+    pytest.importorskip("gguf")
+    file.write_bytes(content)
+    with pytest.raises(
+        TargetError, match=r"model\.gguf cannot be read as GGUF: .*; fetch it again"
+    ):
+        convert_gguf(file, file.parent / "out")
+    assert not (file.parent / "out").exists()
+
+
 def test_what_was_converted_before_is_not_read_again(file: Path, monkeypatch) -> None:
     """Only the libraries' part is a stand-in: they are an extra."""
 

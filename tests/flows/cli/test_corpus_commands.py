@@ -82,6 +82,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert "Traceback" not in captured.err and not (tmp_path / "s").exists()
 
 
+def test_another_encoding_is_named(tmp_path, chats, tokenizer_folder, capsys) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}", encoding="utf-16")
+    words = ["prepare", str(chats), "--tokenizer", str(tokenizer_folder)]
+    words += ["--out", str(tmp_path / "s"), "--workers", "1"]
+    assert main([*words, "--chat-template", str(template)]) == 2
+    assert "template.jinja is not UTF-8: byte 0xff at 0; convert it" in capsys.readouterr().err
+    chats.write_text(chats.read_text(), encoding="utf-16")
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith("is: is UTF-16, not UTF-8; convert it\n")
+
+
 def test_answers_of_other_chats_or_another_target_are_not_reused(tmp_path, chats, capsys) -> None:
     target, out = tiny_target(tmp_path / "target"), tmp_path / "s"
     words = ["prepare", str(chats), "--tokenizer", str(target), "--out", str(out), "--workers", "1"]
@@ -160,7 +172,8 @@ def test_the_current_folder_is_not_replaced(
     for out in (".", "..", str(here)):
         words = [str(chats), "--tokenizer", str(tokenizer_folder), "--out", out]
         assert main(["prepare", *words, "--workers", "1"]) == 2
-        assert "which cannot be replaced; give a folder in it" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"{out} is the current folder, which cannot be replaced; give a folder in" in said
     assert not list(here.iterdir())
 
 
