@@ -207,6 +207,11 @@ def check_job(job: TrainingJob) -> None:
             "training.features 'cache' is filled and read by the rank that trains; set "
             "training.topology.kind to 'colocated'"
         )
+    if training.objective == "target" and training.features == "cache":
+        raise ConfigError(
+            "training.features 'cache' keeps what a frozen target gives, but training.objective "
+            "'target' changes it; set training.features to 'online'"
+        )
     sharded = training.topology.shard_target
     if sharded and (training.features == "cache" or training.objective == "target"):
         raise ConfigError(

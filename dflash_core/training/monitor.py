@@ -55,7 +55,7 @@ from dflash_core.training.composition import (
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.objective import MicroBatch, Objective, Outcome
 from dflash_core.training.pipeline import Pipeline
-from dflash_core.training.progress import METRICS_NAME, STATUS_NAME
+from dflash_core.training.progress import METRICS_NAME, STATUS_NAME, read_status
 from dflash_core.training.ranks import Ranks
 
 __all__ = [
@@ -297,7 +297,14 @@ def write_status(
     reason: str = "",
     kind: str = "",
 ) -> None:
-    """Write ``status.json``: running, finished, interrupted or failed, why, and by what error."""
+    """Write ``status.json``: running, finished, interrupted or failed, why, and by what error.
+
+    That one rank still runs does not cover why another has failed.
+    """
+    if state == "running":
+        found = read_status(run_dir)
+        if found is not None and found.state == "failed":
+            return
     status = {"state": state, "step": step, "num_steps": num_steps, "reason": reason, "kind": kind}
     try:
         atomic_write(run_dir / STATUS_NAME, json.dumps(status) + "\n")

@@ -22,7 +22,9 @@ from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.entry import read_job, run_program, steps_so_far
 from dflash_core.training.epochs import Epochs
 from dflash_core.training.fill import fill_cache
+from dflash_core.training.heldout import check_heldout
 from dflash_core.training.monitor import write_status
+from dflash_core.training.progress import STATUS_NAME
 from dflash_core.training.ranks import Ranks
 from dflash_core.training.roles import Stores, consuming_role, serve_target
 from dflash_core.training.stop import StopRequest
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None, *, stop: StopRequest | None = None) 
     if os.environ.get("RANK", "0") == "0":
         # An attempt before this one may have ended as failed.
         step, num_steps = steps_so_far(job.run_dir)
+        (job.run_dir / STATUS_NAME).unlink(missing_ok=True)
         write_status(job.run_dir, "running", step=step, num_steps=num_steps)
     work = run_fill if arguments.only_features else run_job
     return run_program(job, lambda ranks: work(job, ranks, stop or StopRequest()))
@@ -63,6 +66,7 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
     heldout = None if job.heldout_store is None else TokenStore.open(job.heldout_store)
     stores = Stores(TokenStore.open(job.store), heldout)
     epochs = Epochs(job, stores.train, heldout)
+    check_heldout(job, heldout, epochs)
     cursor = _find_cursor(job, ranks, _ingredients(job, epochs, stores))
     if not ranks.is_consumer:
         serve_target(job, stores, epochs, ranks, first_step=cursor.step)

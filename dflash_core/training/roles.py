@@ -21,6 +21,7 @@ from dflash_core.training.features import (
     OnlineFeatures,
     feature_shape,
 )
+from dflash_core.training.heldout import prompts_of
 from dflash_core.training.objective import Objective
 from dflash_core.training.pipeline import Pipeline, computed, prepared
 from dflash_core.training.preflight import preflight, target_run
@@ -271,14 +272,10 @@ def _acceptance(
         batch_size=validation.num_prompts,
         compare_plain=False,
     )
-    chosen = epochs.heldout_samples
-    chosen = chosen[np.linspace(0, len(chosen) - 1, validation.num_prompts).astype(np.int64)]
-    prompts = []
-    for index in np.unique(chosen).tolist():
-        sample = stores.heldout[index]
-        start = int(np.argmax(sample.loss_mask))
-        if start > 0:
-            prompts.append(Prompt(sample.input_ids[:start], sample.domain))
+    prompts = [
+        Prompt(sample.input_ids[:start], sample.domain)
+        for sample, start in prompts_of(job, stores.heldout, epochs)
+    ]
 
     def accept() -> float:
         weights = whole(objective.module.state_dict(keep_vars=True), keep=ranks.is_first)

@@ -229,11 +229,14 @@ class Trainer:
         if found.score is None or not math.isfinite(found.score):
             return False
         best = self._cursor.best_score
-        if best is not None and found.score <= best:
-            self._move(num_worse=self._cursor.num_worse + 1)
+        gained = best is None or found.score > best
+        num_worse = 0 if gained else self._cursor.num_worse + 1
+        if best is not None and found.score < best:
+            self._move(num_worse=num_worse)
             return False
+        # Of equal ones the later has learnt longer: an acceptance of 1 may stand for a while.
         self._before_best = self._cursor
-        self._move(best_step=step + 1, best_score=found.score, num_worse=0)
+        self._move(best_step=step + 1, best_score=found.score, num_worse=num_worse)
         return True
 
     @property

@@ -13,8 +13,11 @@ from safetensors.torch import load_file
 
 from dflash_core.errors import ConfigError
 from dflash_core.export import load_drafter
+from dflash_core.training.config import TrainingJob
+from dflash_core.training.monitor import write_status
 from dflash_core.training.program import main, run_job
 from dflash_core.training.ranks import join_ranks
+from dflash_core.training.stop import StopRequest
 from tests.dflash_core.training.conftest import (
     FullDisk,
     MakeJob,
@@ -146,6 +149,31 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(make_job: MakeJob, capfd)
     said = "checkpoint at step 4 was not written (File too large); the last good one stays"
     assert said in capfd.readouterr().out
     assert losses(job) == losses(whole)
+    assert status(job)["state"] == "finished"
+
+
+class Look(StopRequest):
+    """Looks at the run's status in each step."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self.seen: list[str] = []
+
+    @property
+    def asked(self) -> bool:
+        self.seen.append(str(status(self._job)["state"]))
+        return False
+
+
+def test_a_rank_that_still_runs_does_not_cover_why_another_failed(make_job: MakeJob) -> None:
+    job = make_job(epochs=1, checkpoint_every_steps=1)
+    job.run_dir.mkdir()
+    write_status(job.run_dir, "failed", reason="rank 1: OutOfMemoryError")
+    look = Look(job)
+    with join_ranks(job.training) as ranks:
+        run_job(job, ranks, look)
+    assert look.seen == ["failed"] * len(losses(job))
+    assert main(["--config", str(write_job(job))], stop=look) == 0
     assert status(job)["state"] == "finished"
 
 

@@ -131,6 +131,13 @@ def test_what_separate_ranks_cannot_do_is_refused(
         check_job(make_job(num_ranks=2, num_target_ranks=1, **changes))
 
 
+def test_a_target_that_changes_has_no_features_to_keep(make_job: MakeJob) -> None:
+    from dflash_core.training.config import check_job
+
+    with pytest.raises(ConfigError, match=r"set training\.features to 'online'"):
+        check_job(make_job(objective="target", features="cache"))
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("num_target_ranks", [6, 4])
 def test_eight_ranks_run_to_the_end(make_job: MakeJob, num_target_ranks: int) -> None:

@@ -12,6 +12,7 @@ from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.errors import ConfigError
 from dflash_core.training.checkpoint import checkpoint_path, load_checkpoint
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.draft_objective import DraftObjective
 from dflash_core.training.program import run_job
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.validation import Validation
@@ -48,7 +49,7 @@ def test_real_acceptance_is_measured_and_the_best_drafter_is_exported(make_job: 
     steps = {step["step"]: step for step in read_steps(job)}
     taus = {number: step.get("heldout_acceptance") for number, step in steps.items()}
     assert [number for number, tau in taus.items() if tau is not None] == [4, 8]
-    best = max((4, 8), key=lambda number: (taus[number], -number))
+    best = max((4, 8), key=lambda number: (taus[number], number))
     _assert_exported(job, best)
 
 
@@ -59,6 +60,16 @@ def _assert_exported(job: TrainingJob, step: int) -> None:
         torch.equal(tensor.float(), stored["module"][name].to(tensor.dtype).float())
         for name, tensor in exported.items()
     )
+
+
+def test_of_equal_measurements_the_last_is_exported_and_none_is_a_gain(
+    make_job: MakeJob, monkeypatch
+) -> None:
+    monkeypatch.setattr(DraftObjective, "score", lambda *_: 1.0)
+    job = make_job(epochs=4, preflight=False, validation={"every_steps": 2, "patience": 2})
+    run_here(job)
+    assert str(status(job)["reason"]) == "no gain in 2 measurements; the best was at step 6"
+    _assert_exported(job, 6)
 
 
 @pytest.mark.parametrize(("full", "kept"), [(2, 4), (4, 2)])
@@ -107,6 +118,30 @@ def test_measuring_needs_a_heldout_store(make_job: MakeJob) -> None:
     job = make_job(validation={"every_steps": 2}).model_copy(update={"heldout_store": None})
     with pytest.raises(ConfigError, match="set heldout_store"):
         run_here(job)
+
+
+@pytest.mark.parametrize(
+    ("supervised", "objective", "settings", "words"),
+    [
+        (0.0, "draft", {}, "has two supervised tokens in a row among its first 1,024;"),
+        (0.0, "target", {}, "has any supervised tokens among its first 1,024;"),
+        (0.0, "draft", {"accept_every_steps": 2}, "every_steps is 2, but none of the 16 held-out"),
+        (1.0, "draft", {"accept_every_steps": 2}, "2 held-out samples that are decoded begins"),
+    ],
+)
+def test_heldout_samples_that_measure_nothing_are_refused_before_the_first_step(
+    make_job: MakeJob, parts, tmp_path, supervised, objective, settings, words
+) -> None:
+    samples = [
+        replace(sample, loss_mask=np.full_like(sample.loss_mask, supervised))
+        for sample in TokenStore.open(parts / "heldout")
+    ]
+    write_store(tmp_path / "heldout", samples)
+    validation = {"every_steps": 2, "num_prompts": 2, **settings}
+    job = make_job(objective=objective, validation=validation)
+    with pytest.raises(ConfigError, match=words):
+        run_here(job.model_copy(update={"heldout_store": tmp_path / "heldout"}))
+    assert not (job.run_dir / "metrics.jsonl").exists()
 
 
 def test_ranks_without_anchors_neither_hang_nor_count(make_job: MakeJob, parts, tmp_path) -> None:
