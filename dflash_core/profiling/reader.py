@@ -4,6 +4,7 @@ Polars streams the files and hands back one row per distinct length, so memory d
 the number of samples. Of a file with a length column, tokens are not read at all.
 """
 
+import glob
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from pathlib import Path
@@ -156,14 +157,15 @@ def _frames(file: Path) -> "Iterator[pl.LazyFrame]":
     """Scan a file; one in Arrow's stream format, as datasets are saved, comes in its batches."""
     import polars as pl
 
+    source = glob.escape(str(file))  # a name may hold brackets, and is no pattern
     if file.suffix in PARQUET:
-        yield pl.scan_parquet(file)
+        yield pl.scan_parquet(source)
     elif file.suffix in JSON_LINES:
         # Types of the whole file: a column may first appear, or be filled, far down.
         if file.stat().st_size:
-            yield pl.scan_ndjson(file, infer_schema_length=None)
+            yield pl.scan_ndjson(source, infer_schema_length=None)
     elif _is_arrow_file(file):
-        yield pl.scan_ipc(file)
+        yield pl.scan_ipc(source)
     else:
         import pyarrow as pa
 

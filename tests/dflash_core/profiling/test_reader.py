@@ -187,3 +187,13 @@ def test_lengths_of_samples_come_in_order_with_missing_ones(tmp_path):
     assert supervised is None
     np.save(tmp_path / "lengths.npy", np.array([3, 1]))
     assert read_lengths(tmp_path / "lengths.npy")[0].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "arrow"])
+def test_a_name_with_brackets_is_no_pattern(tmp_path, suffix):
+    folder = tmp_path / "d[en]"
+    folder.mkdir()
+    frame = pl.DataFrame({"length": [3, 5]})
+    write = {"parquet": frame.write_parquet, "jsonl": frame.write_ndjson, "arrow": frame.write_ipc}
+    write[suffix](folder / f"[a]*.{suffix}")
+    assert profile_data([folder]).num_samples == 2

@@ -122,13 +122,14 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
     chats = tmp_path / "chats.jsonl"
     row = {"question": "why", "answer": "because", "domain": "[/I]:b:"}
     chats.write_text(json.dumps(row) + "\n")
-    for folder, command in (("d[en]", "inspect"), ("plain", "profile")):
-        prepare(chats, tokenizer_folder, tmp_path / folder / "st")
-        assert f"{folder}/st" in unwrapped(capsys)
-        assert main([command, str(tmp_path / folder / "st")]) == 0
-        shown = unwrapped(capsys)
-        assert "[/I]:b:" in shown
-        assert f"{folder}/st" in shown or command == "profile"
+    store = tmp_path / "d[en]" / "st"
+    prepare(chats, tokenizer_folder, store)
+    assert "d[en]/st" in unwrapped(capsys)
+    assert main(["inspect", str(store)]) == 0
+    shown = unwrapped(capsys)
+    assert "[/I]:b:" in shown and "d[en]/st" in shown
+    assert main(["profile", str(store)]) == 0
+    assert "[/I]:b:" in unwrapped(capsys)
 
 
 def test_inspect_gives_programs_the_counts(store: Path, capsys) -> None:
