@@ -77,7 +77,7 @@ def _fetch(path: Path, folder: RunFolder) -> Path:
         objects = _within(limit_s, url, look)
         out = folder.cache / f"fetched-{content_digest(url, objects)[:16]}"
         for name in objects:
-            file = out / _inside(name, root)
+            file = out / _inside(name, root, url)
             _within(limit_s, name, lambda name=name, file=file: _fetch_one(system, name, file))
     except OSError as error:
         raise DataError(f"{url} cannot be read ({error}); check address and rights") from error
@@ -86,8 +86,15 @@ def _fetch(path: Path, folder: RunFolder) -> Path:
     return out / Path(root).name if list(objects) == [root] else out
 
 
-def _inside(name: str, root: str) -> str:
-    return name[len(root) :].lstrip("/") or Path(name).name
+def _inside(name: str, root: str, url: str) -> str:
+    """Return where an object goes below its folder here; keys are any text, dots and all."""
+    inside = name[len(root) :].lstrip("/") or Path(name).name
+    if ".." in Path(inside).parts:
+        raise DataError(
+            f"the object {name} at {url} has '..' in its name and would be written outside its "
+            "folder; rename it, or name others in corpus.inputs"
+        )
+    return inside
 
 
 def _fetch_one(system: Any, name: str, file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from dflash_core.errors import ConfigError
+from dflash_core.errors import ConfigError, DataError
 from dflash_core.profiling import LengthProfile, profile_data
 
 __all__ = ["profile_with_dask"]
@@ -19,7 +19,13 @@ LOCAL = "local"
 @task(name="profile-shard", cache_policy=NO_CACHE)
 def profile_shard(file: Path) -> LengthProfile:
     """Profile one file; runs on a Dask worker, which sees the same folders."""
-    return profile_data([file])
+    try:
+        return profile_data([file])
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read by a Dask worker ({error}); give the workers of run.dask the "
+            "same folders, and the rights to read them"
+        ) from None
 
 
 def profile_with_dask(files: Sequence[Path], address: str) -> LengthProfile:
@@ -31,6 +37,7 @@ def profile_with_dask(files: Sequence[Path], address: str) -> LengthProfile:
 
     Raises:
         ConfigError: prefect-dask is not installed, or no scheduler answers.
+        DataError: A worker cannot read a file, or as `profile_data`.
     """
     try:
         from prefect_dask.task_runners import DaskTaskRunner

@@ -14,6 +14,7 @@ from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
+from tasks.console import warn
 from tasks.tracking import TrackedRun
 
 __all__ = ["system_metrics"]
@@ -36,13 +37,11 @@ def system_metrics(run: TrackedRun, *, every_s: float = EVERY_S) -> Iterator[Non
 
     def sample() -> None:
         while True:
-            values: dict[str, float] = {}
-            for monitor in monitors:
-                monitor.collect_metrics()
-                values.update(monitor.aggregate_metrics() or {})
-                monitor.clear_metrics()
-            step = round(time.monotonic() - started)
-            run.log_metrics({f"{PREFIX}{name}": value for name, value in values.items()}, step=step)
+            try:
+                run.log_metrics(_measured(monitors), step=round(time.monotonic() - started))
+            except OSError as error:  # such as a full disk, which the run will tell too
+                warn(f"no more system metrics are recorded: {error}")
+                return
             if ended.wait(every_s):
                 return
 
@@ -53,6 +52,15 @@ def system_metrics(run: TrackedRun, *, every_s: float = EVERY_S) -> Iterator[Non
     finally:
         ended.set()
         thread.join()
+
+
+def _measured(monitors: list[BaseMetricsMonitor]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for monitor in monitors:
+        monitor.collect_metrics()
+        values.update(monitor.aggregate_metrics() or {})
+        monitor.clear_metrics()
+    return {f"{PREFIX}{name}": value for name, value in values.items()}
 
 
 def _monitors() -> list[BaseMetricsMonitor]:

@@ -8,7 +8,7 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from dflash_core.errors import ConfigError
+from dflash_core.errors import ConfigError, DataError
 from dflash_core.profiling import LengthProfile, profile_data
 from tasks.sharded import profile_with_dask
 from tests.integration.places import Place
@@ -55,6 +55,14 @@ def test_eight_shards_give_the_profile_of_one_process(shards: list[Path], place:
     assert shared == whole
     assert shared.to_json() == whole.to_json()
     assert whole.num_samples + whole.num_dropped == 36_000 and whole.bad["null"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:distributed")
+def test_a_file_that_a_worker_cannot_read_is_told(tmp_path: Path, place: Place) -> None:
+    file = tmp_path / "shard-00000.arrow"
+    file.symlink_to("/proc/self/mem")  # opens, and fails to be read with an OS error
+    with pytest.raises(DataError, match="cannot be read by a Dask worker"):
+        profile(place, [file], "local")
 
 
 def test_a_scheduler_that_is_not_there_is_one_sentence(shards: list[Path], place: Place) -> None:

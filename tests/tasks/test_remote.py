@@ -70,6 +70,16 @@ def test_what_is_not_there_and_what_cannot_be_opened_are_one_sentence(folder: Ru
         local(folder, "ftq://bucket/x")
 
 
+@pytest.mark.usefixtures("storage")
+def test_an_object_is_not_written_outside_the_cache(folder: RunFolder, tmp_path: Path) -> None:
+    objects = MemoryFileSystem.store
+    objects["/bucket/chats/../../planted.jsonl"] = objects["/bucket/chats/a.jsonl"]
+    with pytest.raises(DataError, match=r"planted.jsonl at memory://bucket/chats has '..' in its"):
+        local(folder, "memory://bucket/chats")
+    assert not list(tmp_path.rglob("planted.jsonl"))
+    del objects["/bucket/chats/../../planted.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("cause", "again"),
     [(ConnectionError("away"), True), (FileNotFoundError("x"), False), (ValueError("x"), False)],

@@ -2,12 +2,15 @@
 
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from configs.settings import RunConfig, Settings
 from dflash_core.target.config import TargetConfig
 from tasks.run_folder import open_run_folder
 from tasks.system_metrics import system_metrics
-from tasks.tracking import open_tracking
+from tasks.tracking import TrackedRun, open_tracking
 
 
 def test_samples_are_recorded_while_a_run_trains(tmp_path: Path) -> None:
@@ -23,3 +26,19 @@ def test_samples_are_recorded_while_a_run_trains(tmp_path: Path) -> None:
     assert len(history) > 1
     assert recorded["system/system_memory_usage_megabytes"] > 0
     assert any(name.startswith("system/network_") for name in recorded)
+
+
+class FullDisk(TrackedRun):
+    """A run whose messages cannot be written down."""
+
+    def __init__(self) -> None:
+        """Without a spool: nothing else is asked of it."""
+
+    def log_metrics(self, values: Any, *, step: int = 0) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_samples_that_cannot_be_kept_end_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    with system_metrics(FullDisk(), every_s=0.01):
+        time.sleep(0.05)
+    assert caplog.text.count("no more system metrics are recorded: [Errno 28] No space left") == 1
