@@ -1,6 +1,8 @@
 """``dflash-flow export`` and ``evaluate`` from the outside, on a drafter of any origin."""
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -47,6 +49,21 @@ def test_people_read_acceptance_and_speed(folders, capsys):
     shown = capsys.readouterr().out
     assert "identical to the target alone: 1 of 1" in shown
     assert "without drafter" in shown
+
+
+def test_a_measurement_is_seen_even_if_the_disk_is_full(folders, tmp_path, capsys, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    chats = tmp_path / "chats.jsonl"
+    row = {"messages": [{"role": "user", "content": "Why?"}], "domain": "[/INST]"}
+    chats.write_text(json.dumps(row) + "\n")
+    monkeypatch.setattr("flows.cli.evaluate.atomic_write", full)
+    out = str(tmp_path / "report.json")
+    assert main(words(folders, "--prompts", str(chats), "--device", "cpu", "--out", out)) == 1
+    shown = capsys.readouterr()
+    assert "domain [/INST]" in shown.out and "without drafter" in shown.out
+    assert f"{out} cannot be used: No space left on device" in shown.err
 
 
 def test_an_export_is_written_and_can_be_exported_again(folders, tmp_path, capsys):
