@@ -13,7 +13,7 @@ import pytest
 from dflash_core.errors import TrainingError
 from dflash_core.training.monitor import MetricsFile
 from dflash_core.training.progress import read_status
-from tasks.torchrun import MetricsTail, run_torchrun
+from tasks.torchrun import FULL, MetricsTail, run_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests.tasks.toy_rank"
@@ -63,6 +63,12 @@ def test_a_rank_that_the_kernel_killed_is_one_sentence_with_a_setting(tmp_path: 
     ) as told:
         run_torchrun(TOY, [str(tmp_path), "die"], num_ranks=2, run_dir=tmp_path, what="calibration")
     assert "lower batching.token_budget" in str(told.value)
+
+
+def test_a_full_disk_is_known_by_what_python_and_safetensors_say() -> None:
+    assert FULL.search("OSError: [Errno 28] No space left on device")
+    assert FULL.search("I/O error: No space left on device (os error 28)")
+    assert not FULL.search("checkpoint at step 4 was not written (No space left on device)")
 
 
 def test_sigterm_to_the_launcher_is_an_interruption_that_can_be_resumed(tmp_path: Path) -> None:
