@@ -153,6 +153,32 @@ class TokenStore:
             counts += np.bincount(ids.flatten().to_numpy()[supervised], minlength=vocab_size)
         return counts
 
+    def find_token(
+        self, limit: int, *, other: int | None = None, part: int = 0, num_parts: int = 1
+    ) -> tuple[int, int] | None:
+        """Return a sample that holds a wrong token, and that token; None without one.
+
+        Reads all tokens of this part.
+
+        Args:
+            limit: Ids from here on are wrong, as negative ones are.
+            other: One more wrong id.
+            part: Which part of the store to look through.
+            num_parts: Parts in all.
+        """
+        chunks = self._table.column("input_ids").chunks
+        for number in range(part, len(chunks), num_parts):
+            ids = chunks[number].flatten().to_numpy()
+            wrong = ids.view(np.uint32) >= limit  # negative ids are the largest
+            if other is not None:
+                wrong |= ids == other
+            if wrong.any():
+                place = int(wrong.argmax())
+                ends = np.cumsum(chunks[number].value_lengths().to_numpy())
+                row = int(np.searchsorted(ends, place, side="right"))
+                return int(self._starts[number]) + row, int(ids[place])
+        return None
+
     def indices(self, sample_ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of the given sample ids, -1 where absent."""
         wanted = pa.array(sample_ids, pa.string())

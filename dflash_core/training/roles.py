@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft import draft_spec
+from dflash_core.draft.build import find_mask_token
 from dflash_core.target.loading import Target, load_target, target_digest
 from dflash_core.training.channel import Receiver, send_features
 from dflash_core.training.composition import group_of, length_edges
@@ -30,6 +31,7 @@ from dflash_core.training.sharded import InStep, laid_out, load_for_ranks
 from dflash_core.training.spread import whole
 from dflash_core.training.stage import Stage
 from dflash_core.training.target_objective import TargetObjective
+from dflash_core.training.tokens import check_tokens
 from dflash_core.training.validation import Validation
 
 __all__ = [
@@ -87,6 +89,7 @@ def consuming_role(
     elif ranks.num_targets:
         copies = job.draft.initial_weights == "target"
         target = load_target(job.target, device=ranks.device, layers=copies)
+        _check_tokens(job, stores, target, ranks)
         objective = DraftObjective(job, target, stores.train, stores.heldout, ranks)
         target.drop_layers()
         shape = feature_shape(target, job.loss)
@@ -124,6 +127,7 @@ def serve_target(
 ) -> None:
     """Run the target for the drafter ranks until they want no more."""
     target = load_for_ranks(job.target, ranks)
+    _check_tokens(job, stores, target, ranks)
     layout = layout_of(job, stores, target, ranks)
     depth = job.training.topology.queue_depth
     own = ranks.rank - ranks.num_consumers
@@ -155,6 +159,11 @@ def _in_step(job: TrainingJob, target: Target, ranks: Ranks) -> InStep | None:
     return InStep(target, ranks, final_hidden=job.loss.distils)
 
 
+def _check_tokens(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) -> None:
+    both, mask = (stores.train, stores.heldout), find_mask_token(job.draft, target)
+    check_tokens(both, ranks, vocab_size=target.vocab_size, mask_token_id=mask)
+
+
 def layout_of(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) -> Layout:
     """Return what lays samples out on a rank that has no drafter."""
     spec = draft_spec(job.draft, target)
@@ -175,8 +184,10 @@ def colocated_source(
     given = {"packed": epochs.plan(0).packed, "final_hidden": job.loss.distils}
     if job.training.features == "online":
         target = load_for_ranks(job.target, ranks)
+        _check_tokens(job, stores, target, ranks)
         return target, OnlineFeatures(target, **given)
     light = load_target(job.target, layers=False)
+    _check_tokens(job, stores, light, ranks)
     caches = _open_caches(job, stores, epochs, light, ranks)
     train, heldout = caches
     validation = job.training.validation

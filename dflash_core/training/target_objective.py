@@ -20,6 +20,7 @@ from dflash_core.training.objective import MicroBatch, Outcome, autocast, read_r
 from dflash_core.training.ranks import Ranks
 from dflash_core.training.saving import save_target
 from dflash_core.training.spread import spread
+from dflash_core.training.tokens import check_tokens
 
 __all__ = ["TargetObjective"]
 
@@ -64,6 +65,7 @@ class TargetObjective:
 
     Raises:
         ConfigError: Rows are packed, and the target's tokens see beyond their document.
+        DataError: A sample holds a token that the target does not have.
         TargetError: The folder cannot be loaded, or its weights are no safetensors.
     """
 
@@ -95,6 +97,8 @@ class TargetObjective:
                 shape, attn_implementation=config.attention
             ).to(first)
             self._tokenizer = AutoTokenizer.from_pretrained(config.path)
+        vocab_size = len(self._model.get_input_embeddings().weight)
+        check_tokens((store, heldout), ranks, vocab_size=vocab_size)
         self._model.requires_grad_(True)
         self._next_token = _NextToken(self._model)
         if self._is_spread:

@@ -57,6 +57,19 @@ def test_dtypes_are_those_of_the_contract(tmp_path: Path) -> None:
     assert (item.input_ids.dtype, item.loss_mask.dtype) == (np.int32, np.bool_)
 
 
+@given(st.lists(st.lists(st.integers(-2, 9), max_size=3), min_size=1), st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+def test_wrong_tokens_are_found_in_one_part_of_the_store(tmp_path_factory, texts, num_parts):
+    made = [Sample(np.array(t, np.int32), np.ones(len(t), np.bool_), "d", "s") for t in texts]
+    store = write_store(tmp_path_factory.mktemp("s") / "s", made, batch_samples=2)
+    parts = [
+        store.find_token(8, other=3, part=part, num_parts=num_parts) for part in range(num_parts)
+    ]
+    found = [part for part in parts if part is not None]
+    wrong = [(k, t) for k, text in enumerate(texts) for t in text if t < 0 or t >= 8 or t == 3]
+    assert set(found) <= set(wrong) and bool(found) == bool(wrong)
+
+
 def test_empty_samples_are_kept(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [sample(0), sample(2)])
     assert store.lengths.tolist() == [0, 2] and len(store[0].input_ids) == 0

@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from dflash_core.corpus.store import TokenStore
-from dflash_core.errors import ConfigError, DraftError, TargetError
+from dflash_core.corpus.store import TokenStore, write_store
+from dflash_core.errors import ConfigError, DataError, DraftError, TargetError
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.objective import MicroBatch
 from dflash_core.training.ranks import join_ranks
@@ -98,3 +100,26 @@ def test_a_warm_start_of_another_shape_says_what_differs(make_job: MakeJob) -> N
     job = make_job(name="warm").model_copy(update={"init_drafter": drafter})
     with pytest.raises(DraftError, match=r"max_position_embeddings is 2048, not 1024.*warm_start"):
         run_here(job)
+
+
+@pytest.mark.parametrize("store", ["store", "heldout_store"])
+@pytest.mark.parametrize(
+    ("objective", "token", "sentence"),
+    [
+        ("draft", 5000, "holds token 5,000 but the target has 384 tokens"),
+        ("target", 384, "holds token 384 but the target has 384 tokens"),
+        ("draft", 3, r"holds token 3, which is .* mask token; set draft\.mask_token_id"),
+    ],
+)
+def test_a_token_that_cannot_be_read_is_told_before_step_1(
+    make_job: MakeJob, tmp_path: Path, store: str, objective: str, token: int, sentence: str
+) -> None:
+    job = make_job(objective=objective)
+    samples = list(TokenStore.open(job.model_dump()[store]))
+    odd = samples[-1]
+    samples[-1] = replace(odd, input_ids=np.append(odd.input_ids[:-1], np.int32(token)))
+    write_store(tmp_path / "odd", samples, batch_samples=7)
+    job = job.model_copy(update={store: tmp_path / "odd"})
+    with pytest.raises(DataError, match=f"sample {odd.sample_id} in .*/odd {sentence}"):
+        run_here(job)
+    assert not (job.run_dir / "metrics.jsonl").exists()
