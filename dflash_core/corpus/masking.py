@@ -5,6 +5,7 @@ prompt exactly as a server tokenises it, the answer starting with a fresh token 
 The mask then needs no character offsets and cannot cut a token in two.
 """
 
+import json
 import re
 import weakref
 from collections.abc import Mapping, Sequence
@@ -102,8 +103,31 @@ class ChatEncoder:
         self._control = _cuttable(ingredients.control_tokens, self._backend)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Workers get it ready made and import neither transformers nor, with it, torch.
-        return _from_ingredients, (self._ingredients,)
+        return ChatEncoder.from_json, (self.to_json(), self.variables)
+
+    def to_json(self) -> str:
+        """Return what it is made of, all but its variables, which may be dates and the like."""
+        parts = self._ingredients
+        plain = {"backend": parts.backend.to_str(), "variables": None}
+        return json.dumps({**vars(parts), **plain})
+
+    @classmethod
+    def from_json(cls, text: str | bytes, variables: Mapping[str, Any]) -> "ChatEncoder":
+        """Make an encoder again, in a worker without transformers and, with it, torch."""
+        parts = json.loads(text)
+        made = {
+            "backend": Tokenizer.from_str(parts["backend"]),
+            "control_tokens": tuple(parts["control_tokens"]),
+            "variables": variables,
+        }
+        encoder = cls.__new__(cls)
+        encoder._set_up(_Ingredients(**{**parts, **made}))
+        return encoder
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """Values every rendering sees."""
+        return self._ingredients.variables
 
     @property
     def name(self) -> str:
@@ -242,12 +266,6 @@ class ChatEncoder:
         mask = np.array([bool(supervised[start:end].all()) for start, end in encoding.offsets])
         empty = np.array([start == end for start, end in encoding.offsets])
         return EncodedChat(np.array(encoding.ids, dtype=np.int32), mask & ~empty)
-
-
-def _from_ingredients(ingredients: _Ingredients) -> ChatEncoder:
-    encoder = ChatEncoder.__new__(ChatEncoder)
-    encoder._set_up(ingredients)
-    return encoder
 
 
 _ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, ChatEncoder]" = (

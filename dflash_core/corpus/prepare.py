@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -238,8 +238,13 @@ def _run_pool(
     numbered = enumerate(chunks)
     parts: list[Path] = []
     waiting: list[tuple[Path, Future[None] | None, int]] = []
+    # By a file: a process that dies before it has read its arguments leaves the parent writing.
+    made_of = atomic_write(work / "encoder.json", encoder.to_json())
     with ProcessPoolExecutor(
-        count, get_context("spawn"), initializer=_start_worker, initargs=(encoder, config)
+        count,
+        get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(made_of, encoder.variables, config),
     ) as pool:
         try:
             while True:
@@ -285,7 +290,7 @@ def _stop_writing(pool: ProcessPoolExecutor) -> None:
 _TOKENISER: list[Tokeniser] = []
 
 
-def _start_worker(encoder: ChatEncoder, config: PrepareConfig) -> None:
+def _start_worker(made_of: Path, variables: Mapping[str, Any], config: PrepareConfig) -> None:
     # One thread for each worker: the processes already use every core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = os.getppid()
@@ -296,6 +301,7 @@ def _start_worker(encoder: ChatEncoder, config: PrepareConfig) -> None:
         os._exit(1)
 
     threading.Thread(target=die_with_parent, daemon=True).start()
+    encoder = ChatEncoder.from_json(made_of.read_bytes(), variables)
     _TOKENISER.append(Tokeniser(encoder, config))
     gc.freeze()  # what is here stays: collections need not look at it again
 

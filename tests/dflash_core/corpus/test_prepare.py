@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from dflash_core.corpus.assemble import Selection, find_leaks
 from dflash_core.corpus.config import CorpusConfig, PrepareConfig
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.prepare import prepare_corpus, prepare_store
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ArtifactError, ConfigError, DataError, DFlashError
@@ -227,6 +229,17 @@ def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path, encoder) -
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_workers_get_an_encoder_of_any_size_and_variables(tmp_path: Path, tokenizer) -> None:
+    """All but the variables by a file: a pipe would hold but 64 KiB, and JSON no dates."""
+    source = tokenizer.chat_template + "{{ today.year }}{# " + "long " * 20_000 + "#}"
+    variables = {"today": date(2026, 1, 2)}
+    encoder = ChatEncoder(tokenizer, chat_template=source, template_variables=variables)
+    path = write(tmp_path / "a.jsonl", [chat(f"question {k}") for k in range(3)])
+    for name, workers in (("one", 1), ("two", 2)):
+        run([path], encoder, tmp_path / name, workers=workers)
+    assert file_bytes(tmp_path / "one") == file_bytes(tmp_path / "two")
+
+
 def test_held_out_conversations_and_trees_are_left_out(tmp_path: Path, encoder) -> None:
     def tree(name, *answers):
         replies = [{"text": text, "role": "assistant"} for text in answers]
@@ -346,12 +359,14 @@ def _die(part, rows) -> None:
     os._exit(1)
 
 
-def test_killed_worker_is_told_while_rows_wait_in_its_pipe(tmp_path: Path, encoder) -> None:
-    """In a process of its own: where nothing tells the writing thread, it waits for ever."""
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_killed_worker_is_told_while_it_is_written_to(tmp_path: Path, tokenizer, when) -> None:
+    """At once its arguments wait in a pipe, later rows; untold, whoever writes waits for ever."""
     path = write(tmp_path / "a.jsonl", [chat("q", "answer " * 400) for _ in range(8_000)])
     # As above: only this test writes the file, and only its child reads it.
     pickled, program = tmp_path / "encoder.pickle", tmp_path / "program.py"
-    pickled.write_bytes(pickle.dumps(encoder))
+    source = tokenizer.chat_template + "{# " + "long " * 20_000 + "#}"  # no pipe holds so much
+    pickled.write_bytes(pickle.dumps(ChatEncoder(tokenizer, chat_template=source)))
     program.write_text(
         "import os, pickle, signal, sys, threading, time\n"
         "from multiprocessing import active_children\n"
@@ -359,17 +374,18 @@ def test_killed_worker_is_told_while_rows_wait_in_its_pipe(tmp_path: Path, encod
         "def kill():\n"
         "    while not (workers := active_children()): time.sleep(0.01)\n"
         "    os.kill(workers[0].pid, signal.SIGKILL)\n"
+        "if __name__ == '__mp_main__' and sys.argv[4] == 'at once': os._exit(1)\n"
         "if __name__ == '__main__':\n"
         "    from dflash_core.corpus.config import PrepareConfig\n"
         "    from dflash_core.corpus.prepare import prepare_store\n"
         "    from dflash_core.errors import DFlashError\n"
         "    a = sys.argv\n"
         "    encoder = pickle.loads(Path(a[2]).read_bytes())\n"
-        "    threading.Thread(target=kill).start()\n"
+        "    if a[4] == 'later': threading.Thread(target=kill).start()\n"
         "    try: prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=2)\n"
         "    except DFlashError as error: print(error)\n"
     )
-    arguments = [sys.executable, str(program), str(path), str(pickled), str(tmp_path / "s")]
+    arguments = [sys.executable, str(program), str(path), str(pickled), str(tmp_path / "s"), when]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         arguments, env=environment, capture_output=True, text=True, check=True, timeout=60
