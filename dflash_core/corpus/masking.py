@@ -102,9 +102,6 @@ class ChatEncoder:
         self._joins = self._pieces_join()
         self._control = _cuttable(ingredients.control_tokens, self._backend)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ChatEncoder.from_json, (self.to_json(), self.variables)
-
     def to_json(self) -> str:
         """Return what it is made of, all but its variables, which may be dates and the like."""
         parts = self._ingredients

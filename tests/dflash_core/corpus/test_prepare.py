@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -37,6 +36,12 @@ def run(inputs, encoder, out: Path, *, workers: int = 1, **options):
     selection = options.pop("selection", Selection())
     config = PrepareConfig(**options)
     return prepare_store(inputs, encoder, out, config, workers=workers, selection=selection)
+
+
+def written(encoder: ChatEncoder, file: Path) -> Path:
+    """Write what a child process makes the encoder of."""
+    file.write_text(json.dumps([encoder.to_json(), dict(encoder.variables)]))
+    return file
 
 
 def rejects(store: Path) -> list[tuple[str, int, str, str]]:
@@ -276,16 +281,15 @@ def test_killed_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, encoder) ->
     rows = [chat(f"question {k}", "answer " * 40) for k in range(2_600)]
     path = write(tmp_path / "a.jsonl", rows)
     program = (
-        "import pickle, sys; from pathlib import Path; "
+        "import json, sys; from pathlib import Path; "
+        "from dflash_core.corpus.masking import ChatEncoder; "
         "from dflash_core.corpus.prepare import prepare_store; "
         "from dflash_core.corpus.config import PrepareConfig; a = sys.argv; "
-        "encoder = pickle.loads(Path(a[2]).read_bytes()); "
+        "encoder = ChatEncoder.from_json(*json.loads(Path(a[2]).read_text())); "
         "prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)"
     )
-    # The fixture's encoder goes to a child process of this test; nothing else ever reads the file.
-    killed, pickled = tmp_path / "killed", tmp_path / "encoder.pickle"
-    pickled.write_bytes(pickle.dumps(encoder))
-    arguments = [sys.executable, "-c", program, str(path), str(pickled), str(killed)]
+    killed, made_of = tmp_path / "killed", written(encoder, tmp_path / "encoder.json")
+    arguments = [sys.executable, "-c", program, str(path), str(made_of), str(killed)]
     process = subprocess.Popen(arguments, cwd=ROOT)
     work = tmp_path / ".killed.prepare"
     while len(list(work.glob("part-*.arrow"))) < 2 and process.poll() is None:
@@ -324,21 +328,19 @@ def test_full_disk_is_told_and_nothing_is_lost(tmp_path: Path, encoder) -> None:
     path = write(
         tmp_path / "a.jsonl", [chat(f"question {k}", "answer " * 40) for k in range(1_200)]
     )
-    # As above: the fixture's encoder, for a child process of this test only.
-    # As above: only this test writes the file, and only its child reads it.
-    pickled = tmp_path / "encoder.pickle"
-    pickled.write_bytes(pickle.dumps(encoder))
+    made_of = written(encoder, tmp_path / "encoder.json")
     program = (
-        "import pickle, resource, sys; from pathlib import Path\n"
+        "import json, resource, sys; from pathlib import Path\n"
+        "from dflash_core.corpus.masking import ChatEncoder\n"
         "from dflash_core.corpus.prepare import prepare_store\n"
         "from dflash_core.corpus.config import PrepareConfig\n"
         "from dflash_core.errors import DFlashError\n"
         "a = sys.argv; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
-        "encoder = pickle.loads(Path(a[2]).read_bytes())\n"
+        "encoder = ChatEncoder.from_json(*json.loads(Path(a[2]).read_text()))\n"
         "try: prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=1)\n"
         "except DFlashError as error: print(error)\n"
     )
-    arguments = [sys.executable, "-c", program, str(path), str(pickled)]
+    arguments = [sys.executable, "-c", program, str(path), str(made_of)]
     result = subprocess.run(
         [*arguments, str(tmp_path / "s")], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -363,12 +365,12 @@ def _die(part, rows) -> None:
 def test_killed_worker_is_told_while_it_is_written_to(tmp_path: Path, tokenizer, when) -> None:
     """At once its arguments wait in a pipe, later rows; untold, whoever writes waits for ever."""
     path = write(tmp_path / "a.jsonl", [chat("q", "answer " * 400) for _ in range(8_000)])
-    # As above: only this test writes the file, and only its child reads it.
-    pickled, program = tmp_path / "encoder.pickle", tmp_path / "program.py"
+    program = tmp_path / "program.py"
     source = tokenizer.chat_template + "{# " + "long " * 20_000 + "#}"  # no pipe holds so much
-    pickled.write_bytes(pickle.dumps(ChatEncoder(tokenizer, chat_template=source)))
+    encoder = ChatEncoder(tokenizer, chat_template=source)
+    made_of = written(encoder, tmp_path / "encoder.json")
     program.write_text(
-        "import os, pickle, signal, sys, threading, time\n"
+        "import json, os, signal, sys, threading, time\n"
         "from multiprocessing import active_children\n"
         "from pathlib import Path\n"
         "def kill():\n"
@@ -377,15 +379,16 @@ def test_killed_worker_is_told_while_it_is_written_to(tmp_path: Path, tokenizer,
         "if __name__ == '__mp_main__' and sys.argv[4] == 'at once': os._exit(1)\n"
         "if __name__ == '__main__':\n"
         "    from dflash_core.corpus.config import PrepareConfig\n"
+        "    from dflash_core.corpus.masking import ChatEncoder\n"
         "    from dflash_core.corpus.prepare import prepare_store\n"
         "    from dflash_core.errors import DFlashError\n"
         "    a = sys.argv\n"
-        "    encoder = pickle.loads(Path(a[2]).read_bytes())\n"
+        "    encoder = ChatEncoder.from_json(*json.loads(Path(a[2]).read_text()))\n"
         "    if a[4] == 'later': threading.Thread(target=kill).start()\n"
         "    try: prepare_store([Path(a[1])], encoder, Path(a[3]), PrepareConfig(), workers=2)\n"
         "    except DFlashError as error: print(error)\n"
     )
-    arguments = [sys.executable, str(program), str(path), str(pickled), str(tmp_path / "s"), when]
+    arguments = [sys.executable, str(program), str(path), str(made_of), str(tmp_path / "s"), when]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         arguments, env=environment, capture_output=True, text=True, check=True, timeout=60
