@@ -14,7 +14,7 @@ from dflash_core.corpus.loading import load_tokenizer
 from dflash_core.corpus.prepare import prepare_corpus
 from dflash_core.corpus.regenerate import Generate, RegenerateReport, regenerate_files
 from dflash_core.corpus.spans import Message
-from dflash_core.corpus.stdlib import write_stdlib_chats
+from dflash_core.corpus.stdlib import Split, write_stdlib_chats
 
 __all__ = [
     "CorpusReport",
@@ -83,7 +83,7 @@ def regenerate_corpus(
     out.mkdir(parents=True, exist_ok=True)
     file = out / ANSWERS_NAME
     report = regenerate_files(
-        _inputs(config, out),
+        _inputs(config, out, "train"),
         config.prepare,
         _only_when_asked(generate),
         file,
@@ -121,12 +121,12 @@ def build_corpus(
         return CorpusReport.model_validate_json(finished.read_bytes())
     assert (regenerated is not None) == config.regenerate.enabled
     out.mkdir(parents=True, exist_ok=True)
-    inputs = _inputs(config, out) if regenerated is None else [regenerated.file]
+    inputs = _inputs(config, out, "train") if regenerated is None else [regenerated.file]
     train, held_out = prepare_corpus(
         config.model_copy(
             update={
                 "inputs": tuple(inputs),
-                "held_out_inputs": tuple(_held_out_inputs(config, out)),
+                "held_out_inputs": tuple(_inputs(config, out, "held_out")),
             }
         ),
         tokenizer,
@@ -171,20 +171,16 @@ def answers_digest(config: CorpusConfig) -> str:
     return content_digest(settings, rows)
 
 
-def _inputs(config: CorpusConfig, out: Path) -> list[Path]:
+def _inputs(config: CorpusConfig, out: Path, split: Split) -> list[Path]:
+    """Return the chat files of a split; the library's are written first."""
+    given, most, name = {
+        "train": (config.inputs, config.max_samples, "chats.jsonl"),
+        "held_out": (config.held_out_inputs, config.max_held_out, "held-out-chats.jsonl"),
+    }[split]
     if config.source == "files":
-        return list(config.inputs)
-    chats = out / "chats.jsonl"
-    write_stdlib_chats(chats, "train", most=config.max_samples)
-    return [chats]
-
-
-def _held_out_inputs(config: CorpusConfig, out: Path) -> list[Path]:
-    if config.source == "files":
-        return list(config.held_out_inputs)
-    chats = out / "held-out-chats.jsonl"
-    write_stdlib_chats(chats, "held_out", most=config.max_held_out)
-    return [chats]
+        return list(given)
+    write_stdlib_chats(out / name, split, most=most)
+    return [out / name]
 
 
 def _short_answers(config: CorpusConfig, tokenizer: Path) -> Callable[[Message], bool]:

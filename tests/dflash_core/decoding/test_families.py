@@ -8,20 +8,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dflash_core.decoding import generate, speculative_generate
 from dflash_core.decoding.cache import check_decodable
 from dflash_core.errors import TargetError
-from tests.dflash_core.draft.parts import MASK, VOCABULARY, SmallTarget, small_drafter
+from tests.dflash_core.draft.parts import MASK, SIZES, SmallTarget, small_drafter
 
 SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
+    **SIZES,
     "initializer_range": 0.1,
     "max_position_embeddings": 256,
     "eos_token_id": 1,
-    "pad_token_id": 0,
     "bos_token_id": None,
 }
 LLAMA3 = {

@@ -13,6 +13,16 @@ from dflash_core.planning.anchors import AnchorConfig
 
 VOCABULARY = 97
 MASK = 96
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
 
 
 @dataclass
@@ -35,17 +45,10 @@ class SmallTarget:
 def small_target(*, seed=0, layer_ids=(0, 2), **overrides) -> SmallTarget:
     torch.manual_seed(seed)
     values = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
+        **SIZES,
         "initializer_range": 0.1,
         "max_position_embeddings": 512,
         "eos_token_id": 1,
-        "pad_token_id": 0,
         "bos_token_id": None,
     }
     model = Qwen3ForCausalLM(Qwen3Config(**values | overrides)).eval().requires_grad_(False)

@@ -21,6 +21,7 @@ from dflash_core.draft.from_target import copied_layer_ids, norm_scale
 from dflash_core.errors import DraftError
 from tests.dflash_core.draft.parts import (
     MASK,
+    SIZES,
     VOCABULARY,
     SmallTarget,
     batch_of,
@@ -125,16 +126,6 @@ def test_a_reduced_vocabulary_needs_its_ids():
         frequent_tokens(np.ones(10, dtype=np.int64), 1, always=(0, 1))
 
 
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-}
 FAMILIES = {
     "Gemma3": {"sliding_window": 64},
     "Gemma4": {"hidden_size_per_layer_input": 0},
