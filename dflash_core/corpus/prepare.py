@@ -9,17 +9,11 @@ import fcntl
 import gc
 import os
 import shutil
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +25,7 @@ from dflash_core.corpus.loading import load_encoder
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.part import Tokeniser, read_part
 from dflash_core.corpus.store import STORE_KIND
+from dflash_core.corpus.workers import WorkerDied, Workers
 from dflash_core.errors import DataError, DFlashError
 
 __all__ = ["OnProgress", "prepare_corpus", "prepare_parts", "prepare_store"]
@@ -240,19 +235,14 @@ def _run_pool(
     waiting: list[tuple[Path, Future[None] | None, int]] = []
     # By a file: a process that dies before it has read its arguments leaves the parent writing.
     made_of = atomic_write(work / "encoder.json", encoder.to_json())
-    with ProcessPoolExecutor(
-        count,
-        get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(made_of, encoder.variables, config),
-    ) as pool:
+    pool = Workers(count, _start_worker, made_of, encoder.variables, config)
+    with closing(pool):
         try:
             while True:
                 for number, chunk in islice(numbered, count * PARTS_AHEAD - len(waiting)):
                     part = _part_path(work, number)
                     done = read_part(part) is not None
-                    with _interrupts_kept():
-                        future = None if done else pool.submit(_work, part, chunk.rows)
+                    future = None if done else pool.submit(part, chunk.rows)
                     waiting.append((part, future, chunk.done_bytes))
                 if not waiting:
                     return parts
@@ -261,53 +251,21 @@ def _run_pool(
                     future.result()
                 parts.append(part)
                 tell(done_bytes)
-        except BrokenProcessPool:
+        except WorkerDied:
             raise DFlashError(
                 f"a tokenising worker died while {len(parts)} parts were done, probably for want "
                 "of memory; run the same command again with fewer workers, it goes on there"
             ) from None
-        finally:
-            _stop_writing(pool)
-            pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _interrupts_kept() -> Iterator[None]:
-    """Keep Ctrl-C, which is the parent's to handle, from processes that start meanwhile."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _stop_writing(pool: ProcessPoolExecutor) -> None:
-    """Let the thread that writes rows to dead workers fail; before 3.11.5 it waits for ever."""
-    if sys.version_info < (3, 11, 5):  # https://github.com/python/cpython/issues/94777
-        pool._call_queue._reader.close()
-
-
-_TOKENISER: list[Tokeniser] = []
-
-
-def _start_worker(made_of: Path, variables: Mapping[str, Any], config: PrepareConfig) -> None:
+def _start_worker(
+    made_of: Path, variables: Mapping[str, Any], config: PrepareConfig
+) -> Callable[[Path, Rows], object]:
     # One thread for each worker: the processes already use every core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    parent = os.getppid()
-
-    def die_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    encoder = ChatEncoder.from_json(made_of.read_bytes(), variables)
-    _TOKENISER.append(Tokeniser(encoder, config))
+    tokeniser = Tokeniser(ChatEncoder.from_json(made_of.read_bytes(), variables), config)
     gc.freeze()  # what is here stays: collections need not look at it again
-
-
-def _work(part: Path, rows: Rows) -> None:
-    _TOKENISER[0].write_part(part, rows)
+    return tokeniser.write_part
 
 
 def _chunks(files: Sequence[Path], refused: Sequence[tuple[Path, str]]) -> Iterator[_Chunk]:
