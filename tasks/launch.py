@@ -13,10 +13,12 @@ FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"  # Prefect's workers set it for what they s
 # Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
 SHUTDOWN_TIMEOUT_S = 15
 PR_SET_PDEATHSIG = 1
+# A parent that died before the kernel was asked is known by who inherited its child.
 DIE_WITH_PARENT = (
     "import ctypes,os,sys;"
     f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG},{int(signal.SIGTERM)},0,0,0);"
-    "os.execvp(sys.argv[1],sys.argv[1:])"
+    "os.getppid()==int(sys.argv[1]) or sys.exit(1);"
+    "os.execvp(sys.argv[2],sys.argv[2:])"
 )
 
 
@@ -53,7 +55,7 @@ class Launch(FrozenModel):
                 f"--rdzv-id={self.key}",
             ]
         return [
-            *(sys.executable, "-c", DIE_WITH_PARENT),
+            *(sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid())),
             *(sys.executable, "-m", "torch.distributed.run", *where),
             f"--nproc-per-node={self.num_ranks // self.nodes}",
             f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",

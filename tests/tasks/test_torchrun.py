@@ -94,6 +94,21 @@ def test_death_of_the_parent_ends_every_rank_within_seconds(
     assert status is not None and status.state == "interrupted", "they had time to save"
 
 
+def test_a_launcher_whose_parent_died_while_it_started_starts_no_rank(tmp_path: Path) -> None:
+    """The kernel tells of a death only whom it was asked to tell before."""
+    code = (
+        "import os, sys\n"
+        "from tasks.launch import Launch, start\n"
+        f"launch = Launch(module={TOY!r}, arguments=(sys.argv[1], 'wait'), num_ranks=2)\n"
+        "os.write(1, str(start(launch).pid).encode())\n"
+        "os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    launcher = int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+    assert eventually(lambda: not alive(launcher), timeout_s=60)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_callback_that_fails_takes_the_ranks_with_it(tmp_path: Path) -> None:
     def on_line(line: str) -> None:
         raise KeyboardInterrupt
