@@ -17,6 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -301,7 +302,7 @@ def _opened(
     try:
         yield TrackedRun(spool, key, settings, experiment)
         status = "FINISHED"
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, Interrupted, TerminationSignal):  # the last cancels a flow run
         status = "KILLED"
         raise
     finally:

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from prefect.exceptions import TerminationSignal
 from pydantic import ValidationError
 
 from configs.addresses import without_secrets
 from configs.settings import RunConfig, Settings, TrackingConfig
-from dflash_core.errors import ConfigError, TrackingError
+from dflash_core.errors import ConfigError, Interrupted, TrackingError
 from dflash_core.target.config import TargetConfig
 from flows.cli import first_problem
 from tasks.run_folder import RunFolder, held_folder, open_run_folder
@@ -156,6 +158,29 @@ def test_a_later_run_delivers_and_ends_what_a_killed_one_left(
     assert run.info.status == "KILLED"
     assert run.data.metrics == {"loss": 1.0}
     assert Spool.unfinished(root, client) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError(), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (Interrupted("saved"), "KILLED"),
+        (TerminationSignal(signal.SIGTERM), "KILLED"),
+    ],
+)
+def test_whoever_stops_a_run_it_ends_as_killed(
+    root: Path, client: MlflowClient, error: BaseException, status: str
+) -> None:
+    config = RunConfig(root=root, name=type(error).__name__)
+    with (
+        pytest.raises(type(error)),
+        open_run_folder(config, default_name="") as folder,
+        open_tracking(settings_for(folder), folder),
+    ):
+        raise error
+    (run,) = runs_of(client, config.name or "").values()
+    assert run.info.status == status
 
 
 def test_what_needs_an_answer_says_how_long_it_waited(tmp_path: Path) -> None:
