@@ -14,6 +14,11 @@ os.environ.update(
 )
 
 import pytest
+from hypothesis import settings
+
+# A machine that stops for a moment makes no example wrong.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

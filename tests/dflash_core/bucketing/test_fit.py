@@ -18,7 +18,7 @@ from dflash_core.errors import ConfigError, DataError
 from dflash_core.profiling import LengthProfile
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 
 
 def slots(edges, lengths):

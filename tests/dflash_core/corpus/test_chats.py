@@ -4,7 +4,7 @@ import json
 from datetime import date
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_core.corpus.chats import (
@@ -284,7 +284,6 @@ def test_forced_formats_refuse_what_they_do_not_fit(form, row) -> None:
 
 
 @given(row=st.dictionaries(NAMES, ROWS, max_size=4), form=st.sampled_from([None, *FORMATS]))
-@settings(deadline=None)
 def test_every_row_is_taken_whole_or_refused(row, form) -> None:
     try:
         found = convert_row(row, form)

@@ -233,7 +233,7 @@ def answer_in(name: str, said: str, *, last: bool) -> str:
 
 @pytest.mark.parametrize("name", sorted(END))
 @given(chat=CHATS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_random_conversations_come_back_whole(load, name, chat) -> None:
     tokenizer = load(name)
     chat = [user("start"), *chat]

@@ -38,7 +38,7 @@ def encoders(tokenizer):
 
 @pytest.mark.parametrize("name", sorted(templates.FAITHFUL))
 @given(chat=CHATS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_supervised_text_is_each_answer_and_its_end(tokenizer, encoders, name, chat) -> None:
     encoded = encoders[name].encode(chat)
     answers = [
@@ -52,7 +52,7 @@ def test_supervised_text_is_each_answer_and_its_end(tokenizer, encoders, name, c
 
 @pytest.mark.parametrize("name", sorted(templates.FAITHFUL))
 @given(chat=CHATS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_all_tokens_decode_to_the_rendered_text(tokenizer, encoders, name, chat) -> None:
     encoded = encoders[name].encode(chat)
     text = tokenizer.apply_chat_template(
@@ -63,7 +63,7 @@ def test_all_tokens_decode_to_the_rendered_text(tokenizer, encoders, name, chat)
 
 @pytest.mark.parametrize("name", sorted(templates.FAITHFUL))
 @given(chat=CHATS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_control_tokens_are_the_templates_alone(tokenizer, encoders, name, chat) -> None:
     """The ids of control tokens count as if every message were harmless."""
     controls = [tokenizer.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>")]
@@ -77,7 +77,7 @@ def test_control_tokens_are_the_templates_alone(tokenizer, encoders, name, chat)
 
 
 @given(chat=CHATS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_last_turn_only_supervises_the_last_of_all_turns(tokenizer, encoders, chat) -> None:
     every = supervised_texts(tokenizer, encoders["plain"].encode(chat))
     last = encoders["plain"].encode(chat, supervise="last_turn_only")
@@ -85,7 +85,7 @@ def test_last_turn_only_supervises_the_last_of_all_turns(tokenizer, encoders, ch
 
 
 @given(chat=CHATS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_prompt_and_answer_tokens_are_those_of_serving(tokenizer, encoders, chat) -> None:
     """Tokens before an answer are the prompt that a server would be sent."""
     answer = {"role": "assistant", "content": " \n answer"}

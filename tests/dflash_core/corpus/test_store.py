@@ -26,7 +26,7 @@ def samples(count: int) -> list[Sample]:
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 9))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_samples_come_back_whatever_shards_and_batches(
     tmp_path_factory, count, shard_samples, batch_samples
 ) -> None:
@@ -58,7 +58,7 @@ def test_dtypes_are_those_of_the_contract(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(-2, 9), max_size=3), min_size=1), st.integers(1, 4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_wrong_tokens_are_found_in_one_part_of_the_store(tmp_path_factory, texts, num_parts):
     made = [Sample(np.array(t, np.int32), np.ones(len(t), np.bool_), "d", "s") for t in texts]
     store = write_store(tmp_path_factory.mktemp("s") / "s", made, batch_samples=2)

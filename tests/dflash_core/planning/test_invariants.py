@@ -11,9 +11,7 @@ from dflash_core.planning import STRATEGIES, BatchingConfig, EpochPlan, num_anch
 from dflash_core.planning.config import Mixing, Tail
 
 LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=120)
-QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 CONFIGS = st.builds(
     BatchingConfig,

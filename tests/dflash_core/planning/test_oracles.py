@@ -19,7 +19,7 @@ from dflash_core.planning.ranks import assign_ranks
 from dflash_core.planning.shuffling import random_stream, shuffle_segments, shuffled, sort_pools
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=80)
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 
 
 def groups_of(plan):

@@ -16,7 +16,7 @@ from dflash_core.profiling import (
     profile_of_counts,
 )
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 lengths_and_cut = st.lists(st.integers(-1, 30), max_size=40).flatmap(
     lambda lengths: st.tuples(st.just(lengths), st.integers(0, len(lengths)))
 )

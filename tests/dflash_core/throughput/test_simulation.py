@@ -124,7 +124,7 @@ def polled(assignment, d, routes, depth):
     return np.array([ends[step] for step in range(steps)])
 
 
-@settings(deadline=None, max_examples=60)  # the first call compiles
+@settings(max_examples=60)
 @given(
     st.integers(1, 25),
     st.integers(1, 3),

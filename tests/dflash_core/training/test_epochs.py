@@ -22,7 +22,7 @@ def epochs_of(make_job: MakeJob, parts):
     return build
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
     num_targets=st.integers(1, 5),
@@ -40,7 +40,7 @@ def test_routes_cover_what_is_placed_and_balance_its_cost(lengths, num_targets, 
     assert max(loads) - min(loads) <= plan.costs().max()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
     num_targets=st.integers(1, 5),
