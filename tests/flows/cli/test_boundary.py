@@ -1,5 +1,6 @@
 """How the command line ends when its reader goes, or when it is interrupted early."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import flows.cli
 from flows.cli import EXIT_INTERRUPTED, main
 from tasks.terminal import Terminal
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_ctrl_c_while_a_command_is_imported_is_an_interruption(
@@ -22,6 +25,14 @@ def test_ctrl_c_while_a_command_is_imported_is_an_interruption(
     assert capsys.readouterr().err == "dflash-flow: interrupted\n"
 
 
+def test_ctrl_c_while_a_dataclass_is_made_ends_with_our_code(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("exec('raise KeyboardInterrupt')")
+    command = [sys.executable, "-m", "flows.cli", "runs"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, "dflash-flow: interrupted\n")
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_reader_that_has_seen_enough_is_no_failure(stream: str) -> None:
     code = (
@@ -33,7 +44,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(stream: str) -> None:
     )
     program = subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
