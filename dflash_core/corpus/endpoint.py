@@ -1,11 +1,13 @@
 """Answers from an OpenAI-compatible server: vLLM, SGLang, llama.cpp and the like."""
 
+import http.client
 import json
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from pydantic import Field
@@ -156,15 +158,21 @@ def _post(url: str, body: dict[str, Any], config: EndpointConfig, api_key: str |
             with urllib.request.urlopen(request, timeout=config.timeout_s) as reply:  # noqa: S310
                 return json.loads(reply.read())
         except urllib.error.HTTPError as error:
-            with error:
-                reason = f"status {error.code}: {error.read(300).decode(errors='replace')}"
+            reason = f"status {error.code}: {_beginning(error)}"
             if error.code in PROMPT_STATUS:
                 raise _PromptRefused(reason) from None
             if error.code not in PASSING_STATUS:
                 raise ConfigError(f"{url} refuses the request with {reason}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise DFlashError(
         f"{url} did not answer after {config.num_tries} tries ({reason}); start the server and run "
         "the same command again, it goes on where it stopped"
     )
+
+
+def _beginning(refusal: urllib.error.HTTPError) -> str:
+    """Return what a server says with its refusal, as far as it came."""
+    with refusal, suppress(OSError, http.client.HTTPException):
+        return refusal.read(300).decode(errors="replace")
+    return refusal.reason

@@ -1,6 +1,7 @@
 """Answers from a real HTTP server on this machine that behaves as OpenAI-compatible ones do."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,7 @@ class Server(ThreadingHTTPServer):
     longest: int | None = None
     requests: list[tuple[str, dict, str | None]]
     reply: dict | None = None
+    num_cut: int = 0
     daemon_threads = True
 
 
@@ -42,7 +44,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        cut = len(self.server.requests) <= self.server.num_cut
+        self.wfile.write(data[: len(data) // 2] if cut else data)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -107,6 +110,36 @@ def test_busy_server_is_asked_again(server: Server) -> None:
     server.statuses = [503, 429]
     assert endpoint_generate(config(server))(PROMPTS[:1])[0].content == "0!"
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_server_that_dies_in_the_middle_of_a_reply_is_asked_again(server: Server, status) -> None:
+    server.num_cut, server.statuses = 2, [status] * 2
+    assert endpoint_generate(config(server))(PROMPTS[:1])[0].content == "0!"
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "head", [b"no HTTP at all\r\n", b"HTTP/1.1 503 \r\nContent-Length: 9\r\n\r\n"]
+)
+def test_reply_that_breaks_off_is_told_and_can_be_taken_up(head: bytes) -> None:
+    """With a reset, as of a process that was killed, not with an end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reset() -> None:
+            for _ in range(2):
+                client, _ = listener.accept()
+                client.recv(1)  # what is left unread makes the close a reset
+                client.sendall(head)
+                client.close()
+
+        thread = threading.Thread(target=reset, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        gone = EndpointConfig(url=url, model="m", num_tries=2, pause_s=0.0)
+        with pytest.raises(DFlashError, match=r"did not answer after 2 tries .*where it stopped"):
+            endpoint_generate(gone)(PROMPTS[:1])
+        thread.join()
 
 
 def test_server_that_stays_busy_stops_the_run_resumably(server: Server) -> None:
