@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
@@ -65,6 +65,8 @@ class Workers:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, *self._start), daemon=True)
+        # With the first process it would be started too, and then let interrupts through again.
+        resource_tracker.ensure_running()
         with _interrupts_kept():
             process.start()
         theirs.close()  # Only then does the pipe end with the process.
