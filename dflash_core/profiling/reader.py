@@ -188,7 +188,9 @@ def _counted(file: Path, names: TokenColumns, limit: int | None) -> "list[pl.Dat
 
     def counted(frame: pl.LazyFrame) -> pl.DataFrame:
         groups = frame.group_by("domain", "length")
-        return _collect(groups.agg(pl.col("count").sum(), pl.col("supervised").sum()), file)
+        table = groups.agg(pl.col("count").sum(), pl.col("supervised").sum())
+        # Groups come in any order, and of several bad lengths the first is told.
+        return _collect(table.sort("domain", "length"), file)
 
     one = pl.lit(1, dtype=pl.Int64).alias("count")
     parts = [

@@ -145,6 +145,14 @@ def test_the_policy_error_names_the_finding(tmp_path):
         profile_data([path], oversize="error")
 
 
+def test_of_many_bad_lengths_the_policy_error_always_names_the_same(tmp_path):
+    rows = [(domain, length) for domain in "cab" for length in (0, 7, *range(-1_000, -10))]
+    frame = pl.DataFrame(rows, ["domain", "length"], orient="row")
+    path = write(tmp_path / "data.parquet", frame)
+    with pytest.raises(DataError, match="1 samples of domain 'a' have -1,000 tokens"):
+        profile_data([path], oversize="error")
+
+
 def test_unusable_files_are_refused_with_a_sentence(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "notes.txt").write_text("hello")
