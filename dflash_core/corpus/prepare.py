@@ -11,11 +11,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dflash_core.artifacts import atomic_write, check_replaceable, content_digest, core_digest
 from dflash_core.corpus.assemble import PrepareReport, Selection, assemble
@@ -36,6 +36,7 @@ OnProgress = Callable[[int, int], None]
 ROWS_OF_A_PART = 512
 BYTES_OF_A_PART = 4 << 20
 PARTS_AHEAD = 3
+LOCK_NAME = "lock"
 
 Rows = list[tuple[Path, RawRow]]
 
@@ -185,7 +186,7 @@ def prepare_parts(
             if count <= 1
             else _run_pool(chunks, work, tokenizer, config, count, tell)
         )
-        shutil.rmtree(work, ignore_errors=True)
+        _remove(work)
 
 
 @contextmanager
@@ -319,8 +320,8 @@ def _start_or_resume(work: Path, fingerprint: str) -> None:
 
 @contextmanager
 def _locked(work: Path) -> Iterator[None]:
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("w") as lock:
+    """Keep others out; a run that ended meanwhile may have removed what is locked."""
+    with _open_lock(work) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -328,4 +329,22 @@ def _locked(work: Path) -> Iterator[None]:
                 f"another process is preparing the same store ({work}); wait for it or give "
                 "another --out"
             ) from None
+        if os.fstat(lock.fileno()).st_nlink:
+            yield
+            return
+    with _locked(work):
         yield
+
+
+def _open_lock(work: Path) -> IO[str]:
+    while True:
+        work.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # removed in between by a run that ends
+            return (work / LOCK_NAME).open("w")
+
+
+def _remove(work: Path) -> None:
+    for file in work.iterdir():
+        if file.name != LOCK_NAME:  # which goes last: behind it the folder may be another's
+            file.unlink()
+    shutil.rmtree(work, ignore_errors=True)
