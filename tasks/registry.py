@@ -1,6 +1,6 @@
 """The registered model: its versions, who is champion, who is challenger."""
 
-import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -122,18 +122,23 @@ def set_alias(settings: Settings, alias: str, version: str, *, reason: str) -> N
 
 
 def _fetch(client: MlflowClient, run_id: str, path: Path) -> None:
-    """Fetch an artifact of a run to a path, where it appears when all of it is there."""
-    part = path.with_name(f"{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    got = mlflow.artifacts.download_artifacts(
-        run_id=run_id,
-        artifact_path=path.name,
-        dst_path=str(part),
-        tracking_uri=client.tracking_uri,
-    )
-    Path(got).rename(path)
-    part.rmdir()
+    """Fetch an artifact of a run to a path, where it appears when all of it is there.
+
+    Other runs under the root may fetch it now too, each into a folder of its own.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".", suffix=".part") as part:
+        got = mlflow.artifacts.download_artifacts(
+            run_id=run_id,
+            artifact_path=path.name,
+            dst_path=part,
+            tracking_uri=client.tracking_uri,
+        )
+        try:
+            Path(got).rename(path)
+        except OSError:
+            if not path.is_dir():  # else another run was faster
+                raise
 
 
 def _ask(settings: Settings, question: Callable[[MlflowClient], T]) -> T:

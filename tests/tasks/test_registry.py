@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import mlflow.artifacts
 import pytest
 from mlflow import MlflowClient
 
@@ -32,11 +33,10 @@ class Forgetful:
         return self._client.tracking_uri if name == "tracking_uri" else ask
 
 
-def test_a_version_is_added_once_and_found_with_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Settings(target=TargetConfig(path=Path("t")), run=RunConfig(root=tmp_path))
-    drafter = tmp_path / "export"
+def registered(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, Path]:
+    """Register a version although answers get lost; return settings and cache of its run."""
+    settings = Settings(target=TargetConfig(path=Path("t")), run=RunConfig(root=root))
+    drafter = root / "export"
     drafter.mkdir()
     (drafter / "config.json").write_text("{}")
     with (
@@ -47,11 +47,39 @@ def test_a_version_is_added_once_and_found_with_its_files(
         forgetful = Forgetful(run.client, "create_registered_model", "create_model_version")
         monkeypatch.setattr(TrackedRun, "client", forgetful)
         assert add_version(run, drafter, settings.tracking, tags={"tau": "2"}) == "1"
-    found = find_version(settings, CHALLENGER, folder.cache)
+    return settings, folder.cache
+
+
+def test_a_version_is_added_once_and_found_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, cache = registered(tmp_path, monkeypatch)
+    found = find_version(settings, CHALLENGER, cache)
     assert found is not None and found.tags == {"tau": "2"}
     assert (found.drafter / "config.json").read_text() == "{}" and found.profile.is_file()
     assert sorted(p.name for p in found.profile.parent.iterdir()) == ["drafter", "profile.json"]
-    assert find_version(settings, "champion", folder.cache) is None
+    assert find_version(settings, "champion", cache) is None
+
+
+def test_two_runs_fetch_the_same_version_without_a_trace_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second fetches all of it while the first is in the middle of it."""
+    settings, cache = registered(tmp_path, monkeypatch)
+    caplog.clear()  # of the answers lost before
+    download = mlflow.artifacts.download_artifacts
+
+    def slow(**words: Any) -> str:
+        with monkeypatch.context() as other:
+            other.setattr(mlflow.artifacts, "download_artifacts", download)
+            find_version(settings, CHALLENGER, cache)
+        return download(**words)
+
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", slow)
+    found = find_version(settings, CHALLENGER, cache)
+    assert found is not None and (found.drafter / "config.json").read_text() == "{}"
+    assert sorted(p.name for p in found.profile.parent.iterdir()) == ["drafter", "profile.json"]
+    assert "does not answer" not in caplog.text
 
 
 def test_an_mlflow_that_is_away_is_waited_for_and_then_said(tmp_path: Path) -> None:
