@@ -6,13 +6,14 @@ what the target says to the same prompts, earlier answers included. The result i
 and goes on there, so that batches, and with them the bytes, are those of an undisturbed run.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import Field
 
@@ -165,12 +166,14 @@ def regenerate_chats(
         passed_over: Rows that gave no conversation, and why, for the report.
 
     Raises:
-        DataError: ``out`` was begun with other facts.
+        DataError: ``out`` was begun with other facts, or another process writes it.
     """
     meta = out.with_name(out.name + ".meta.json")
-    done = _resume(out, meta, dict(facts))
-    waiting = islice(conversations, done, None)
+    out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("ab") as file:
+        _lock(file)
+        done = _resume(out, meta, dict(facts))
+        waiting = islice(conversations, done, None)
         while window := list(islice(waiting, WINDOW)):
             rows = _answer_window(window, generate, choose, start=done)
             file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
@@ -179,8 +182,8 @@ def regenerate_chats(
             done += len(window)
             if on_progress is not None:
                 on_progress(done)
-    report = _report(out, passed_over)
-    _write_meta(meta, {"facts": dict(facts), "report": report.model_dump()})
+        report = _report(out, passed_over)
+        _write_meta(meta, {"facts": dict(facts), "report": report.model_dump()})
     return report
 
 
@@ -192,10 +195,19 @@ def seed_of(seed: int, *names: object) -> int:
     return int(content_digest(seed, names)[:8], 16) % 2**31
 
 
+def _lock(file: IO[bytes]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(
+            f"another process is writing {file.name}; wait for it or give another --out"
+        ) from None
+
+
 def _resume(out: Path, meta: Path, facts: dict[str, Any]) -> int:
     """Cut the file back to whole windows and return the conversations it then holds."""
-    if not (meta.is_file() and out.is_file()):
-        out.unlink(missing_ok=True)
+    if not (meta.is_file() and out.stat().st_size):
+        os.truncate(out, 0)
         _write_meta(meta, {"facts": facts})
         return 0
     before = json.loads(meta.read_bytes())

@@ -187,6 +187,20 @@ def test_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     assert regenerate_chats(chats, silent, tmp_path / "r.jsonl", facts=FACTS) == first
 
 
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    """Their windows would stand in it in turns, and each conversation twice."""
+    chats = [conversation(user("a"), assistant("x"))]
+
+    class Meanwhile(Echo):
+        def __call__(self, prompts):
+            with pytest.raises(DataError, match=r"another process is writing .*r\.jsonl; wait"):
+                regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
+            return super().__call__(prompts)
+
+    report = regenerate_chats(chats, Meanwhile(), tmp_path / "r.jsonl", facts=FACTS)
+    assert report.num_conversations == len(rows(tmp_path / "r.jsonl")) == 1
+
+
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     chats = [conversation(user("a"), assistant("x"))]
     regenerate_chats(chats, Echo(), tmp_path / "r.jsonl", facts=FACTS)
