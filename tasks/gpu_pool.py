@@ -94,11 +94,13 @@ def gpu_slot(config: RunConfig) -> Iterator[None]:
                 f"the Prefect server has no concurrency limit '{limit}' (run.concurrency_limit); "
                 f"create it with: prefect gcl create {limit} --limit 1"
             ) from None
-        yield
         try:
-            held.close()
-        except httpx.HTTPError as error:
-            warn(f"the slot of {limit} lapses by itself, for no answer came: {error}")
+            yield
+        finally:  # whatever the block raises is what is told
+            try:
+                held.close()
+            except httpx.HTTPError as error:
+                warn(f"the slot of {limit} lapses by itself, for no answer came: {error}")
 
 
 def held_by(limit: str) -> str:
