@@ -48,13 +48,17 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(POLL_S):
-            if (seen := [_state(file) for file in self._written]) != self._seen:
-                self._seen = seen
-                self.sign()
-            self.reached = self._judge()
+            self.look()
             if self.reached:
                 end(self._process)
                 return
+
+    def look(self) -> None:
+        """Take note of what was written since the last look, and of a limit that is reached."""
+        if (seen := [_state(file) for file in self._written]) != self._seen:
+            self._seen = seen
+            self.sign()
+        self.reached = self._judge()
 
     def _judge(self) -> str:
         limit, silence = self._config.torchrun_limit_s, self._config.silence_limit_s

@@ -1,8 +1,10 @@
 """Time limits of torchrun: what is quiet or slow is ended, and may save first."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,13 +22,6 @@ def save(number, frame):
 signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
 time.sleep(300)
-"""
-WRITER = """
-import pathlib, sys, time
-print("ready", flush=True)
-for step in range(30):
-    pathlib.Path(sys.argv[1]).write_text("as long as before")
-    time.sleep(0.1)
 """
 LIMITS = {
     "torchrun_limit_s": "torchrun ran longer than 0.1 s (run.torchrun_limit_s) and was ended",
@@ -46,15 +41,25 @@ def test_what_takes_too_long_may_save_and_is_ended(tmp_path: Path, setting: str)
     assert (tmp_path / "saved").exists()
 
 
-def test_files_that_are_written_are_signs_of_life(tmp_path: Path) -> None:
+def test_files_that_are_written_are_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("tasks.watching.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("tasks.watching.POLL_S", 3600.0)  # it looks when it is told to
     file = tmp_path / "metrics.jsonl"
-    command = [sys.executable, "-c", WRITER, str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    with subprocess.Popen([sys.executable, "-c", ""], text=True) as child:
         watch = Watch(child, [tmp_path / "other", file], RunConfig(silence_limit_s=2.5))
-        assert child.wait(60) == 0
+        for step in range(5):
+            file.write_text("as long as before")
+            os.utime(file, (step, step))
+            clock.now += 2.0
+            watch.look()
+            assert watch.reached == ""
+        clock.now += 2.6
+        watch.look()
         watch.stop()
-    assert watch.reached == ""
+    assert "for 2.5 s (run.silence_limit_s)" in watch.reached
 
 
 def test_a_launch_that_could_not_save_says_which_limit_ended_it(tmp_path: Path) -> None:
