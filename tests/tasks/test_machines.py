@@ -1,5 +1,6 @@
 """What a flow run tells other machines, over several attempts of it."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from prefect.runtime import flow_run
 from configs.settings import RunConfig
 from dflash_core.errors import TrainingError
 from tasks.launch import Launch
-from tasks.machines import Machines, follow
+from tasks.machines import Machines, _end_of, follow
 from tasks.run_folder import open_run_folder
 
 LAUNCH = Launch(module="no_such_module", arguments=(), num_ranks=2)
@@ -40,10 +41,21 @@ def test_launches_of_two_attempts_never_meet(ours: Machines) -> None:
     assert ours.announce(LAUNCH).key != first.key
 
 
-def test_the_end_of_an_earlier_attempt_sends_nobody_home(ours: Machines) -> None:
+def test_the_end_of_an_earlier_attempt_sends_nobody_home(
+    ours: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Event()
+
+    def end_of(folder: Path) -> int | None:
+        found = _end_of(folder)
+        looked.set()
+        return found
+
+    monkeypatch.setattr("tasks.machines._end_of", end_of)
     ours.dismiss()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(joined, ours, patience_s=60)
+        other = pool.submit(joined, ours, patience_s=120)
+        assert looked.wait(60)
         with pytest.raises(TimeoutError):
             other.result(0.2)
         ours.begin()

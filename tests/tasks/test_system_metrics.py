@@ -11,6 +11,7 @@ from dflash_core.target.config import TargetConfig
 from tasks.run_folder import open_run_folder
 from tasks.system_metrics import system_metrics
 from tasks.tracking import TrackedRun, open_tracking
+from tests.tasks.test_torchrun import eventually
 
 
 def test_samples_are_recorded_while_a_run_trains(tmp_path: Path) -> None:
@@ -20,12 +21,14 @@ def test_samples_are_recorded_while_a_run_trains(tmp_path: Path) -> None:
         open_tracking(settings, folder) as run,
     ):
         with system_metrics(run, every_s=0.1):
-            time.sleep(0.5)
+            assert eventually(lambda: len(history_of(run)) > 1, timeout_s=200)
         recorded = run.client.get_run(run.run_id).data.metrics
-        history = run.client.get_metric_history(run.run_id, "system/cpu_utilization_percentage")
-    assert len(history) > 1
     assert recorded["system/system_memory_usage_megabytes"] > 0
     assert any(name.startswith("system/network_") for name in recorded)
+
+
+def history_of(run: TrackedRun) -> list[Any]:
+    return run.client.get_metric_history(run.run_id, "system/cpu_utilization_percentage")
 
 
 class FullDisk(TrackedRun):
@@ -40,5 +43,6 @@ class FullDisk(TrackedRun):
 
 def test_samples_that_cannot_be_kept_end_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
     with system_metrics(FullDisk(), every_s=0.01):
+        assert eventually(lambda: caplog.text)
         time.sleep(0.05)
     assert caplog.text.count("no more system metrics are recorded: [Errno 28] No space left") == 1

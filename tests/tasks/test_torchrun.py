@@ -163,7 +163,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def eventually(condition: Any, *, timeout_s: float = 20.0) -> bool:
+def eventually(condition: Any, *, timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from dflash_core.errors import TrainingError
@@ -23,7 +24,7 @@ def main(run_dir: Path, what: str, *others: str) -> None:
             write_steps(run_dir, 3)
         if what == "fail":
             if ranks.rank == 1:
-                raise ValueError("the guilty rank speaks")
+                speak()  # its peers notice as soon as it leaves
             ranks.meet(what="a step")  # its peer only notices that it is alone
         if what == "die":
             if not ranks.is_first:
@@ -35,6 +36,14 @@ def main(run_dir: Path, what: str, *others: str) -> None:
                 raise
         if what == "wait":
             wait_for_sigterm(run_dir, ranks.is_first)
+
+
+def speak() -> None:
+    try:
+        raise ValueError("the guilty rank speaks")
+    except ValueError:
+        traceback.print_exc()
+        raise
 
 
 def write_steps(run_dir: Path, num_steps: int) -> None:

@@ -23,10 +23,10 @@ def test_features_are_asked_for_when_training_begins_and_not_before():
     with join_ranks(TrainingConfig(topology=TopologyConfig(num_ranks=1))) as ranks:
         receiver = Receiver(ranks, num_features=4, dtype=torch.float32, depth=2)
         pipeline = Pipeline(works(), str, ranks, depth=3, receiver=receiver)
-        for _ in range(200):
+        for _ in range(6000):
             if len(read) == 4:
                 break
             time.sleep(0.01)
         time.sleep(0.05)
         assert len(read) == 4  # three waiting, one in hand: read ahead, none asked for
-        pipeline.abandon()
+        pipeline._prefetch.close()

@@ -10,7 +10,7 @@ from dflash_core.errors import TrainingError
 from dflash_core.training.stage import Stage
 
 
-def stage(items, *, depth=2, timeout_s=10.0):
+def stage(items, *, depth=2, timeout_s=60.0):
     return Stage(
         iter(items), depth=depth, name="prefetch", device=torch.device("cpu"), timeout_s=timeout_s
     )
@@ -30,7 +30,7 @@ def test_it_runs_ahead_by_its_depth_and_no_further():
 
     ahead = stage(items(), depth=3)
     assert next(ahead) == 0
-    for _ in range(200):
+    for _ in range(6000):
         if len(started) == 5:
             break
         time.sleep(0.01)
@@ -52,13 +52,16 @@ def test_an_error_comes_out_after_what_was_made_before_it():
 
 
 def test_a_slow_reader_is_named():
+    freed = threading.Event()
+
     def items():
-        time.sleep(1.0)
+        freed.wait()
         yield 1
 
     ahead = stage(items(), timeout_s=0.05)
     with pytest.raises(TrainingError, match=r"the prefetch stage gave nothing for 0\.05 s"):
         next(ahead)
+    freed.set()
     ahead.close()
 
 
