@@ -35,7 +35,7 @@ POLL_S = 0.5
 LAST_LINES = 200
 FULL = re.compile(r"\[Errno (28|122)\]|\(os error (28|122)\)")
 INPUT_ERRORS = {error.__name__: error for error in InputError.__subclasses__()}
-FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "in vain")
+FOLLOW_UPS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "in vain")
 KILLED = re.compile(r"\bexitcode\s*:\s*-9\b")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:[\w.]*\.)?\w*(?:Error|Exception|Interrupted)\b.*")
 
