@@ -164,7 +164,7 @@ def _post(url: str, body: dict[str, Any], config: EndpointConfig, api_key: str |
             if error.code not in PASSING_STATUS:
                 raise ConfigError(f"{url} refuses the request with {reason}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
     raise DFlashError(
         f"{url} did not answer after {config.num_tries} tries ({reason}); start the server and run "
         "the same command again, it goes on where it stopped"

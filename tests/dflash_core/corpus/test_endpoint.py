@@ -120,20 +120,23 @@ def test_server_that_dies_in_the_middle_of_a_reply_is_asked_again(server: Server
 
 
 @pytest.mark.parametrize(
-    "head", [b"no HTTP at all\r\n", b"HTTP/1.1 503 \r\nContent-Length: 9\r\n\r\n"]
+    ("head", "num_taken"),
+    [
+        (b"no HTTP at all\r\n", 65_536),
+        (b"HTTP/1.1 503 \r\nContent-Length: 9\r\n\r\n", 1),  # the rest unread: ends in a reset
+    ],
 )
-def test_reply_that_breaks_off_is_told_and_can_be_taken_up(head: bytes) -> None:
-    """With a reset, as of a process that was killed, not with an end."""
+def test_reply_that_breaks_off_is_told_and_can_be_taken_up(head: bytes, num_taken: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def reset() -> None:
+        def break_off() -> None:
             for _ in range(2):
                 client, _ = listener.accept()
-                client.recv(1)  # what is left unread makes the close a reset
-                client.sendall(head)
-                client.close()
+                with client:
+                    client.recv(num_taken)
+                    client.sendall(head)
 
-        thread = threading.Thread(target=reset, daemon=True)
+        thread = threading.Thread(target=break_off, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         gone = EndpointConfig(url=url, model="m", num_tries=2, pause_s=0.0)
