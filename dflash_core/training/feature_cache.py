@@ -34,6 +34,7 @@ SHARD_BYTES = 1 << 32
 ENTRY = np.dtype([("tokens", "<u4"), ("checksum", "<u4")])  # tokens + 1, 0 = absent
 DESCRIPTION_NAME = "cache.json"
 TABLE_NAME = "table.bin"
+LOCK_NAME = ".lock"
 GIB = 1 << 30
 
 
@@ -55,7 +56,7 @@ class FeatureCache:
         self._dtype = dtype
         self._sizes = _sample_bytes(lengths, num_features, dtype)
         self._shards, self._starts = _places(self._sizes)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(lock, fcntl.LOCK_SH)  # while it is held, no other run drops this cache
         weakref.finalize(self, os.close, lock)
         table = folder / TABLE_NAME
@@ -147,7 +148,17 @@ def make_room(config: CacheConfig, needs: Sequence[tuple[dict[str, str], int]]) 
         )
     folders = [config.path / content_digest(identity)[:16] for identity, _ in needs]
     config.path.mkdir(parents=True, exist_ok=True)
-    _drop_others(config.path, folders, quota - need)
+    with (config.path / LOCK_NAME).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other ranks and runs drop and describe folders too
+        _make_room(config, folders, needs)
+    return folders
+
+
+def _make_room(
+    config: CacheConfig, folders: Sequence[Path], needs: Sequence[tuple[dict[str, str], int]]
+) -> None:
+    need = sum(size for _, size in needs)
+    _drop_others(config.path, folders, int(config.quota_gib * GIB) - need)
     there = sum(_disk_bytes(folder) for folder in folders if folder.is_dir())
     free = shutil.disk_usage(config.path).free
     if need - there > free:
@@ -163,7 +174,6 @@ def make_room(config: CacheConfig, needs: Sequence[tuple[dict[str, str], int]]) 
             raise ArtifactError(f"{folder} holds features of something else; remove it")
         # The file's time tells the last use.
         atomic_write(description, json.dumps(identity, indent=1) + "\n")
-    return folders
 
 
 def _drop_others(root: Path, own: Sequence[Path], room: int) -> None:
@@ -173,7 +183,7 @@ def _drop_others(root: Path, own: Sequence[Path], room: int) -> None:
     for folder in others:
         if sum(used.values()) <= room:
             return
-        with (folder / ".lock").open("a") as lock:
+        with (folder / LOCK_NAME).open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

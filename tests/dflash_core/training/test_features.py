@@ -1,5 +1,6 @@
 """Cached features: exact, checked, refused, evicted; packed rows: as if apart, or refused."""
 
+import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_the_longest_unused_cache_makes_room_and_one_in_use_stays(tmp_path) -> N
     held = open_cache(tmp_path, "old", lengths=lengths)  # used now, so "new" is the older one
     open_cache(tmp_path, "third", lengths=lengths, quota_gib=2.5 * size_gib)
     assert held.read(0, 1) is not None
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("[!.]*"))) == 2
 
 
 def test_a_runs_caches_are_held_together_against_the_quota(tmp_path) -> None:
@@ -106,6 +107,21 @@ def test_a_runs_caches_are_held_together_against_the_quota(tmp_path) -> None:
             cache = FeatureCache(folder, lengths, **SHAPE)
             for sample in range(200):
                 cache.write(sample, torch.ones(32, 4, dtype=torch.bfloat16))
+
+
+def make_room_often(folder: Path) -> None:
+    for _ in range(20):
+        make_room(CacheConfig(path=folder), [({"store": name}, 100) for name in "ab"])
+
+
+def test_ranks_and_runs_that_make_room_at_once_do_not_disturb_each_other(tmp_path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=make_room_often, args=(tmp_path,)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_captured(tmp_path) -> None:
