@@ -96,11 +96,11 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
         TrainingError: The largest shapes need more memory than there is.
     """
     job = colocated(job)
-    with _scratch(job) as scratch:
+    with _scratch(job) as scratch, ranks.together("calibration"):
         bench = _Bench(job, ranks, scratch)
         bench.try_out()
         measurements, jitter, rounds = bench.measure()
-    reduce_s, step_s = bench.step_times()
+        reduce_s, step_s = bench.step_times()
     latency_s, per_token_s = time_transfer(bench.num_features, bench.dtype, ranks)
     model = CostModel(
         prefetch=fit_role(measurements, "prefetch"),

@@ -65,7 +65,8 @@ def preflight(epochs: Epochs, run: Run, ranks: Ranks, *, cache_bytes: int = 0) -
     guard = MemoryGuard.of(ranks, token_budget=plan.identity.config.token_budget)
 
     def in_step(micro_batch: MicroBatch) -> None:
-        run(micro_batch)
+        with ranks.together(f"the {PREFLIGHT}"):
+            run(micro_batch)
         # Ranks of another role take another time: none waits for more than a part of the other's.
         ranks.meet(what=f"the {PREFLIGHT}")
 

@@ -28,6 +28,8 @@ from dflash_core.training.ranks import Ranks
 
 __all__ = ["InStep", "laid_out", "load_for_ranks"]
 
+FORWARD = "the target's next forward"
+
 
 def load_for_ranks(config: TargetConfig, ranks: Ranks) -> Target:
     """Load the target as this rank runs it: whole, or its share of every decoder layer.
@@ -65,7 +67,8 @@ class InStep:
     def idle(self) -> None:
         """Take part in a round that holds nothing for this rank."""
         token = torch.zeros(1, 1, dtype=torch.int64, device=self._ranks.device)
-        self._target.features(token, final_hidden=self._final_hidden)
+        with self._ranks.together(FORWARD):
+            self._target.features(token, final_hidden=self._final_hidden)
 
     def computed(self, items: Iterable[Ready | None], source: FeatureSource) -> Iterator[Ready]:
         """Yield micro-batches with features, entering every round.
@@ -80,7 +83,8 @@ class InStep:
                 self.idle()
                 continue
             batch = item.batch.to(self._ranks.device)
-            features_MF, seconds = timed(source, item.work.micro_batch, batch)
+            with self._ranks.together(FORWARD):
+                features_MF, seconds = timed(source, item.work.micro_batch, batch)
             yield Ready(item.work, None, features_MF, seconds)
 
     def finish(self) -> None:
@@ -90,7 +94,7 @@ class InStep:
 
     def _all_done(self, done: bool) -> bool:
         count = torch.tensor([float(done)])
-        with self._ranks.waiting("the ranks that share the target", "its next forward"):
+        with self._ranks.waiting("the ranks that share the target", FORWARD):
             dist.all_reduce(count, group=self._ranks.sharing)
         return int(count) == dist.get_world_size(self._ranks.sharing)
 

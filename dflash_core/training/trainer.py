@@ -101,14 +101,16 @@ class Trainer:
         self._tell("running")
         try:
             while self._cursor.step < self._epochs.num_steps and not self._patience_is_over:
-                line, stop = self._step(pipeline)
-                improved = self._measure(pipeline, line)
-                if metrics is not None:
-                    metrics.write(line)
-                if stop and self._cursor.step < self._epochs.num_steps:
-                    self._stop_here()
-                    return False
-                self._save_if_due(improved)
+                # What is shared is gathered for measurements and checkpoints too.
+                with self._ranks.together(f"step {self._cursor.step + 1}"):
+                    line, stop = self._step(pipeline)
+                    improved = self._measure(pipeline, line)
+                    if metrics is not None:
+                        metrics.write(line)
+                    if stop and self._cursor.step < self._epochs.num_steps:
+                        self._stop_here()
+                        return False
+                    self._save_if_due(improved)
             return True
         except BaseException:
             pipeline.abandon()
@@ -149,7 +151,8 @@ class Trainer:
         path = checkpoint_path(self.checkpoints, step)
         kept = torch.tensor([float(self._ranks.is_first and path.is_dir())])
         if not self._ranks.add(kept.to(self._ranks.device), what="the best weights"):
-            return self._cursor.step, self._weights()
+            with self._ranks.together("the best weights"):
+                return self._cursor.step, self._weights()
         return step, load_checkpoint(path)["module"] if self._ranks.is_first else {}
 
     def _weights(self) -> dict[str, Tensor]:
@@ -162,10 +165,9 @@ class Trainer:
         self._gradients.zero()
         sums = StepSums.zeros(self._objective)
         where = f"step {step + 1}"
-        with self._ranks.together(where):
-            works = self._own(self._epochs.work(step))
-            for ready in pipeline.follow(works, self._objective.idle):
-                self._learn(ready, sums)
+        works = self._own(self._epochs.work(step))
+        for ready in pipeline.follow(works, self._objective.idle):
+            self._learn(ready, sums)
         self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
         flat = sums.flat.to(self._ranks.device)
         sums.flat.copy_(self._ranks.add(flat, what=where))

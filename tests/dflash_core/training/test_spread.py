@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +20,17 @@ from dflash_core.training.flat import FlatGradients
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.spread import whole
 from dflash_core.training.target_objective import TargetObjective
+from dflash_core.training.trainer import Trainer
+from dflash_core.training.validation import Validation
 from tests.dflash_core.training.conftest import (
     MakeJob,
     finish,
-    fork_ranks,
     free_port,
     losses,
     read_steps,
     run_here,
     run_ranks,
     status,
-    wait_for_step,
 )
 
 # Steps of 4 micro-batches leave some of 3 ranks without one in a round. Float32 gradients are
@@ -178,12 +179,29 @@ def test_gathered_bfloat16_trains_to_its_own_rounding(make_job: MakeJob, objecti
     assert losses(job) == pytest.approx(losses(alone), rel=2e-2)
 
 
-def test_a_lost_peer_is_named_by_who_waited_for_it(make_job: MakeJob) -> None:
-    job = make_job(epochs=200, topology=over(2), **SHAPE)
-    ranks = fork_ranks(job)
-    wait_for_step(job, 2)
-    ranks[1].kill()
-    assert finish(ranks)[0] == 1
+@pytest.mark.parametrize(
+    ("owner", "work"),
+    [
+        (Trainer, "_learn"),
+        (FlatGradients, "normalise"),
+        (Validation, "measure"),
+        (Trainer, "_weights"),
+    ],
+)
+def test_a_lost_peer_is_named_by_who_waited_for_it(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, owner: type, work: str
+) -> None:
+    """Whatever the ranks were about to do together: learn, clip, measure or save."""
+    do = getattr(owner, work)
+
+    def die_on_one(*arguments: object, **more: object) -> object:
+        if os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return do(*arguments, **more)
+
+    monkeypatch.setattr(owner, work, die_on_one)
+    job = make_job(topology=over(2), preflight=False, **SHAPE)
+    assert run_ranks(job) == [1, -signal.SIGKILL]
     assert status(job)["state"] == "failed"
     assert "rank 0 waited" in str(status(job)["reason"])
 
