@@ -1,6 +1,5 @@
 """What every torchrun program does around its work: read the job, join, leave the reason behind."""
 
-import json
 import os
 import sys
 import traceback
@@ -13,7 +12,7 @@ from dflash_core.config import problem_of
 from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.monitor import write_status
-from dflash_core.training.progress import STATUS_NAME
+from dflash_core.training.progress import read_status
 from dflash_core.training.ranks import Ranks, join_ranks
 
 __all__ = ["read_job", "run_program", "steps_so_far"]
@@ -56,9 +55,8 @@ def run_program(job: TrainingJob, work: Callable[[Ranks], None]) -> int:
 
 def steps_so_far(run_dir: Path) -> tuple[int, int]:
     """Return the steps done and those of the run, as the status file has them."""
-    file = run_dir / STATUS_NAME
-    status = json.loads(file.read_bytes()) if file.is_file() else {}
-    return int(status.get("step", 0)), int(status.get("num_steps", 0))
+    status = read_status(run_dir)
+    return (0, 0) if status is None else (status.step, status.num_steps)
 
 
 def _guarded(job: TrainingJob, work: Callable[[Ranks], None], ranks: Ranks) -> int:
@@ -85,9 +83,6 @@ def _failed(run_dir: Path, error: Exception, *, who: str = "") -> int:
     kind = type(error).__name__
     reason = f"{who}: {kind}: {error}" if who else str(error)
     sys.stderr.write(f"{kind}: {reason}\n")
-    file = run_dir / STATUS_NAME
-    state = json.loads(file.read_bytes())["state"] if file.is_file() else ""
-    if state != "failed":
-        step, num_steps = steps_so_far(run_dir)
-        write_status(run_dir, "failed", step=step, num_steps=num_steps, reason=reason, kind=kind)
+    step, num_steps = steps_so_far(run_dir)
+    write_status(run_dir, "failed", step=step, num_steps=num_steps, reason=reason, kind=kind)
     return error.exit_code if isinstance(error, DFlashError) else 1

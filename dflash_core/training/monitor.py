@@ -31,6 +31,7 @@ After a measurement: ``heldout_loss``, ``heldout_accuracy``, ``heldout_expected_
 ``heldout_acceptance`` when prompts were decoded.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -299,15 +300,18 @@ def write_status(
 ) -> None:
     """Write ``status.json``: running, finished, interrupted or failed, why, and by what error.
 
-    That one rank still runs does not cover why another has failed.
+    That one rank still runs, or fails too, does not cover why another has failed first.
     """
-    if state == "running":
-        found = read_status(run_dir)
-        if found is not None and found.state == "failed":
-            return
     status = {"state": state, "step": step, "num_steps": num_steps, "reason": reason, "kind": kind}
     try:
-        atomic_write(run_dir / STATUS_NAME, json.dumps(status) + "\n")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with (run_dir / ".status.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # no other rank writes between the look and the write
+            if state in ("running", "failed"):
+                found = read_status(run_dir)
+                if found is not None and found.state == "failed":
+                    return
+            atomic_write(run_dir / STATUS_NAME, json.dumps(status) + "\n")
     except OSError as error:
         sys.stderr.write(f"status '{state}' was not written: {error.strerror}\n")
 
