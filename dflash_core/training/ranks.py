@@ -172,6 +172,7 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
 
     Raises:
         ConfigError: torchrun started another number of ranks than the settings say.
+        TrainingError: Another rank did not come within the timeout.
     """
     die_with_launcher()
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -199,9 +200,12 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
         yield ranks
         return
     timeout = timedelta(seconds=config.timeout_s)
-    _join(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout)
+    with ranks.waiting("the other ranks", "the start"):
+        _join(ranks, "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout)
     try:
-        yield _with_groups(ranks, timeout, config.topology)
+        with ranks.waiting("the other ranks", "the start"):
+            joined = _with_groups(ranks, timeout, config.topology)
+        yield joined
     finally:
         dist.destroy_process_group()
 

@@ -4,9 +4,11 @@ Ranks are started by torchrun where the launcher matters, and forked from the te
 where only the ranks do: they skip the imports, which are most of a rank's start.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
+import random
 import resource
 import socket
 import subprocess
@@ -131,7 +133,7 @@ def start_ranks(job: TrainingJob, *options: str) -> "subprocess.Popen[str]":
     ranks = job.training.topology.num_ranks
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", *options),
-        *(f"--nproc-per-node={ranks}", "--shutdown-timeout=10"),
+        *(f"--nproc-per-node={ranks}", "--shutdown-timeout=60"),
         *("-m", "dflash_core.training", "--config", str(write_job(job))),
     ]
     return subprocess.Popen(
@@ -157,9 +159,12 @@ def fork_ranks(job: TrainingJob, *options: str) -> list[multiprocessing.Process]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a free port below those that the kernel gives to whoever names none."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def finish(processes: list[multiprocessing.Process], *, timeout_s: float = 240) -> list[int | None]:

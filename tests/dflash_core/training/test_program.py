@@ -16,12 +16,14 @@ from dflash_core.export import load_drafter
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.monitor import write_status
 from dflash_core.training.program import main, run_job
+from dflash_core.training.progress import read_status
 from dflash_core.training.ranks import join_ranks
 from dflash_core.training.stop import StopRequest
 from tests.dflash_core.training.conftest import (
     FullDisk,
     MakeJob,
     children_of,
+    free_port,
     losses,
     run_here,
     run_ranks,
@@ -175,6 +177,27 @@ def test_a_rank_that_still_runs_does_not_cover_why_another_failed(make_job: Make
     assert look.seen == ["failed"] * len(losses(job))
     assert main(["--config", str(write_job(job))], stop=look) == 0
     assert status(job)["state"] == "finished"
+
+
+def test_a_rank_that_nobody_joins_says_so(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joins = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in joins.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    job = make_job(num_ranks=2, timeout_s=0.5)
+    assert main(["--config", str(write_job(job))]) == 1
+    found = status(job)
+    assert (found["state"], found["kind"]) == ("failed", "TrainingError")
+    assert "rank 0 waited up to 0.5 s for the other ranks at the start" in str(found["reason"])
+
+
+def test_the_first_failure_of_several_ranks_is_kept(tmp_path: Path) -> None:
+    for state, reason in (("failed", "rank 1 fell"), ("failed", "rank 0 waited"), ("running", "")):
+        write_status(tmp_path, state, reason=reason)
+    found = read_status(tmp_path)
+    assert found is not None and found.reason == "rank 1 fell"
 
 
 def test_wrong_number_of_ranks_is_named(make_job: MakeJob) -> None:
