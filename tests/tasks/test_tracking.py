@@ -184,7 +184,7 @@ def test_whoever_stops_a_run_it_ends_as_killed(
 
 
 def test_what_needs_an_answer_says_how_long_it_waited(tmp_path: Path) -> None:
-    nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
+    nobody = tracking_client(TrackingConfig(uri="http://127.0.0.1:9"), tmp_path)
     spool = Spool(tmp_path, nobody)
     put_run(spool, "nobody")
     with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9 has not answered for 0 s"):
@@ -194,7 +194,7 @@ def test_what_needs_an_answer_says_how_long_it_waited(tmp_path: Path) -> None:
 def test_another_mlflow_does_not_take_over_unsent_messages(
     client: MlflowClient, tmp_path: Path
 ) -> None:
-    nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
+    nobody = tracking_client(TrackingConfig(uri="http://127.0.0.1:9"), tmp_path)
     put_run(Spool(tmp_path, nobody), "nobody")
     with pytest.raises(ConfigError, match="holds 1 messages for MLflow at http") as refused:
         Spool(tmp_path, client)
@@ -214,7 +214,7 @@ def test_a_crash_while_another_mlflow_takes_over_loses_nothing(
 
 def test_a_line_cut_short_by_a_full_disk_leaves_the_journal_whole(tmp_path: Path) -> None:
     """A file-size limit stands in for the full disk: both write a part and then fail."""
-    nobody = MlflowClient("http://127.0.0.1:9", "http://127.0.0.1:9")
+    nobody = tracking_client(TrackingConfig(uri="http://127.0.0.1:9"), tmp_path)
     spool = Spool(tmp_path, nobody)
     put_run(spool, "full")
     before = (tmp_path / "journal.jsonl").read_bytes()
