@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 CACHE = Path(__file__).parents[1] / ".cache" / "tokenizers"
 MOST_SECONDS = 120
 FAILURES = (
-    *(OSError, ValueError, ImportError, subprocess.SubprocessError),
+    *(OSError, EOFError, ValueError, ImportError, subprocess.SubprocessError),
     *(tarfile.TarError, zipfile.BadZipFile),
 )
 
