@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -10,7 +11,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ class Place:
 
     def wait_for_server(self) -> None:
         """Return when the Prefect server answers."""
-        wait_for(lambda: answers(f"{self.api_url}/health"), timeout_s=120, what="a Prefect server")
+        wait_for(lambda: answers(f"{self.api_url}/health"), what="a Prefect server")
 
     def start_worker(self) -> None:
         """Start a worker of the pool."""
@@ -104,7 +106,7 @@ class Place:
             )
             for arguments in commands
         ]
-        said = [process.communicate(timeout=280)[0] for process in running]
+        said = [process.communicate(timeout=600)[0] for process in running]
         for process, arguments, text in zip(running, commands, said, strict=True):
             assert process.returncode == code, f"{arguments[:3]} gave {process.returncode}:\n{text}"
         return said
@@ -122,14 +124,28 @@ class Place:
         return self.shell("deployment", "run", deployment, *words, code=code)
 
     def ask(self, path: str, **body: Any) -> Any:
-        """Ask the server; a body makes it a POST."""
+        """Ask the server; a body makes it a POST.
+
+        A server whose database is locked says 503, which Prefect's own clients ask again too.
+        """
         request = urllib.request.Request(  # noqa: S310
             f"{self.api_url}{path}",
             data=json.dumps(body).encode() if body else None,
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            return json.load(answer)
+
+        def once() -> tuple[Any] | None:
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
+                    return (json.load(answer),)
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                        raise
+                return None
+
+        (found,) = wait_for(once, what="an answer")
+        return found
 
     def flow_runs(self, **where: Any) -> list[dict[str, Any]]:
         """Return flow runs, oldest first."""
@@ -173,17 +189,22 @@ def end(process: "subprocess.Popen[bytes]", number: signal.Signals = signal.SIGT
     if process.poll() is None:
         os.killpg(process.pid, number)
         try:
-            process.wait(40)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Return a port that nobody listens on, below those that the kernel deals out.
+
+    One of those may be dealt to somebody else before it is bound, or while its server is away.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def answers(url: str) -> bool:
@@ -196,7 +217,7 @@ def answers(url: str) -> bool:
 
 
 def wait_for(
-    condition: Callable[[], Any], *, timeout_s: float = 120.0, what: str = "a condition"
+    condition: Callable[[], Any], *, timeout_s: float = 240.0, what: str = "a condition"
 ) -> Any:
     """Return the first true value of a condition."""
     deadline = time.monotonic() + timeout_s
@@ -206,16 +227,15 @@ def wait_for(
     return found
 
 
-def processes_with(text: str) -> list[psutil.Process]:
-    """Return the processes, this one apart, that have a text among their arguments or variables."""
+def processes_with(*texts: str) -> list[psutil.Process]:
+    """Return the live processes, this one apart, with a text among arguments or variables."""
     found = []
     for process in psutil.process_iter():
-        try:
+        # Some end while they are looked at; what waits to be collected has no arguments any more.
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             words = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and any(text in word for word in words):
+            if process.pid != os.getpid() and any(t in word for t in texts for word in words):
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            continue
     return found
 
 
@@ -228,6 +248,20 @@ def listening_on(process: "subprocess.Popen[bytes]") -> set[str]:
         for connection in member.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     }
+
+
+@contextmanager
+def paused(run_dir: Path) -> Iterator[None]:
+    """Hold the ranks of a training, so that servers come and go before its end, however fast."""
+    held = processes_with(str(run_dir))
+    for process in held:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in held:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def steps_done(run_dir: Path) -> int:
