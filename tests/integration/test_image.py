@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.places import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 VENV = "/opt/venv"
 

@@ -170,7 +170,7 @@ def test_sigterm_ends_with_the_code_for_resumable(parts: Path, tmp_path: Path) -
     out = tmp_path / "run"
     command = [sys.executable, "-m", "flows.cli", *words(parts, out), "--training.epochs", "500"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
-    for _ in range(2400):
+    for _ in range(4800):
         if (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
             break
         time.sleep(0.05)
