@@ -4,6 +4,7 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -83,12 +84,12 @@ def open_postgres() -> Iterator[Postgres]:
         **_popen(as_user),
     )
     try:
-        wait_for(lambda: found.create("prefect"), timeout_s=60, what="PostgreSQL")
+        wait_for(lambda: found.create("prefect"), what="PostgreSQL")
         assert found.create("mlflow")
         yield found
     finally:
-        process.terminate()
-        process.wait(30)
+        process.send_signal(signal.SIGINT)  # SIGTERM would wait for whoever is still connected
+        process.wait(120)
         shutil.rmtree(folder)
 
 

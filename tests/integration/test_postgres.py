@@ -18,12 +18,13 @@ from tests.integration.places import (
     free_port,
     listening_on,
     open_place,
+    paused,
     steps_done,
     wait_for,
 )
 from tests.integration.postgres import Postgres, open_postgres
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 OUTAGE_S = 60
 
@@ -103,7 +104,8 @@ def test_an_mlflow_away_for_a_minute_of_training_misses_nothing(
     team.place.run("train-drafter/tiny", settings, "outage")
     wait_for(lambda: steps_done(training(settings)) >= 6, what="six steps")
     assert team.mlflow is not None
-    end(team.mlflow)
+    with paused(training(settings)):
+        end(team.mlflow)
     assert team.place.state("outage") == "Running"
     time.sleep(OUTAGE_S)
     assert team.place.state("outage") == "Running"
