@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from configs.settings import Settings
 from tests.flows.conftest import MakeSettings
 from tests.integration.places import ROOT, Place, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 EVERY_S = 15
 LIVE = ("PENDING", "RUNNING")
@@ -24,6 +25,14 @@ RUINOUS = {"learning_rate": 1e-6, "weight_decay": 1e6, "warmup_ratio": 0.0}
 ALONE = {"topology": {"num_ranks": 1}, "checkpoint_every_steps": 99}
 
 
+@pytest.fixture
+def no_schedule_afterwards(place: Place) -> Iterator[None]:
+    """End the schedule with the test: its runs would slow all tests after it."""
+    yield
+    place.shell("deployment", "delete", "retrain/weekly")
+
+
+@pytest.mark.usefixtures("no_schedule_afterwards")
 def test_promote_skip_and_keep_the_champion_on_schedule(
     place: Place, tiny_settings: MakeSettings, tiny_parts: Path, tmp_path: Path
 ) -> None:
@@ -37,7 +46,7 @@ def test_promote_skip_and_keep_the_champion_on_schedule(
         tracking={"model_name": "scheduled"},
     )
     schedule(place, settings, tmp_path)
-    ends = wait_for(lambda: at_least(2, ended(place)), timeout_s=240, what="two scheduled runs")
+    ends = wait_for(lambda: at_least(2, ended(place)), timeout_s=480, what="two scheduled runs")
     assert [run["state"]["name"] for run in ends] == ["Completed", "Skipped"]
     assert versions(settings) == {"champion": 1, "challenger": 1}
 
@@ -49,7 +58,7 @@ def test_promote_skip_and_keep_the_champion_on_schedule(
         for text in ("def double(x):\n    return 2 * x", "def half(x):\n    return x / 2"):
             row = [{"role": "user", "content": text[:8]}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": row}) + "\n")
-    wait_for(lambda: versions(settings)["challenger"] == 2, timeout_s=240, what="a challenger")
+    wait_for(lambda: versions(settings)["challenger"] == 2, timeout_s=480, what="a challenger")
     reason = wait_for(lambda: tags(settings, "2").get("challenger.reason"), what="the verdict")
     assert reason.startswith("version 1 stays champion: tau "), reason
     gain = float(reason.split("gain ")[1].split()[0])
