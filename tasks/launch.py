@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 
 from dflash_core.config import FrozenModel
 
@@ -63,8 +64,13 @@ class Launch(FrozenModel):
         ]
 
 
-def start(launch: Launch) -> "subprocess.Popen[str]":
-    """Start torchrun as a child that ends, with its ranks, when this process does."""
+def start(launch: Launch, *, holding: Collection[int] = ()) -> "subprocess.Popen[str]":
+    """Start torchrun as a child that ends, with its ranks, when this process does.
+
+    Args:
+        launch: What to start.
+        holding: Open files that it keeps open as long as it lives, such as locked ones.
+    """
     return subprocess.Popen(
         launch.command,
         env={
@@ -79,6 +85,7 @@ def start(launch: Launch) -> "subprocess.Popen[str]":
         text=True,
         bufsize=1,
         errors="replace",
+        pass_fds=holding,
     )
 
 

@@ -7,13 +7,16 @@ parent's death, and each rank for SIGKILL. Call from the flow's own thread, neve
 """
 
 import contextvars
+import fcntl
 import json
 import os
 import re
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from typing import Any
 from configs.settings import RunConfig
 from dflash_core.errors import InputError, Interrupted, TimeLimitError, TrainingError
 from dflash_core.training.progress import METRICS_NAME, STATUS_NAME, RunStatus, read_status
-from tasks.launch import Launch, start, stop
+from tasks.launch import SHUTDOWN_TIMEOUT_S, Launch, start, stop
 from tasks.machines import Machines
 from tasks.watching import Watch
 
@@ -32,6 +35,7 @@ OnMetrics = Callable[[list[dict[str, Any]]], None]
 
 DEFAULTS = RunConfig()
 POLL_S = 0.5
+LEFTOVER_LIMIT_S = 4 * SHUTDOWN_TIMEOUT_S
 LAST_LINES = 200
 FULL = re.compile(r"\[Errno (28|122)\]|\(os error (28|122)\)")
 INPUT_ERRORS = {error.__name__: error for error in InputError.__subclasses__()}
@@ -75,17 +79,18 @@ def run_torchrun(
         TrainingError: A rank failed; its own last error comes first.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / STATUS_NAME).unlink(missing_ok=True)
     launch = Launch(
         module=module,
         arguments=tuple(arguments),
         num_ranks=num_ranks,
         threads_per_rank=threads_per_rank,
     )
-    if machines is not None:
-        launch = machines.announce(launch)
-    tail = MetricsTail(run_dir / METRICS_NAME, on_metrics)
-    process = start(launch)
+    with _free_of_ranks(run_dir) as lock:
+        (run_dir / STATUS_NAME).unlink(missing_ok=True)
+        if machines is not None:
+            launch = machines.announce(launch)
+        tail = MetricsTail(run_dir / METRICS_NAME, on_metrics)
+        process = start(launch, holding=(lock,))
     signs = [run_dir / name for name in (METRICS_NAME, STATUS_NAME)]
     watch = Watch(process, signs, config)
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -113,6 +118,29 @@ def run_torchrun(
             "continues"
         )
     _judge(process.returncode, status, last, what)
+
+
+@contextmanager
+def _free_of_ranks(run_dir: Path) -> Iterator[int]:
+    """Wait for ranks whose parent was killed, for they still save; give the lock of their folder.
+
+    Raises:
+        TrainingError: They do not end.
+    """
+    with (run_dir / ".ranks.lock").open("w") as lock:
+        deadline = time.monotonic() + LEFTOVER_LIMIT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TrainingError(
+                        f"ranks of an earlier launch work in {run_dir} and did not end within "
+                        f"{LEFTOVER_LIMIT_S} s; end them, and the same command continues"
+                    ) from None
+            time.sleep(POLL_S)
+        yield lock.fileno()
 
 
 def _follow(

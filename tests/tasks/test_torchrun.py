@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from dflash_core.errors import TrainingError
 from dflash_core.training.monitor import MetricsFile
 from dflash_core.training.progress import read_status
+from tasks.launch import Launch, start
 from tasks.torchrun import FULL, MetricsTail, run_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +94,26 @@ def test_death_of_the_parent_ends_every_rank_within_seconds(
     assert eventually(lambda: no_rank_lives(tmp_path))
     status = read_status(tmp_path)
     assert status is not None and status.state == "interrupted", "they had time to save"
+
+
+def test_ranks_of_a_killed_parent_are_gone_before_others_start_in_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They still save for some seconds, and who looks for the lock of the parent finds it free."""
+    parent = start_parent(tmp_path)
+    wait_until_ranks_wait(tmp_path)
+    earlier = [int(file.name.partition("-")[2]) for file in tmp_path.glob("waiting-*")]
+    lived: list[bool] = []
+
+    def start_others(launch: Launch, *, holding: Collection[int]) -> "subprocess.Popen[str]":
+        lived.extend(alive(pid) for pid in earlier)
+        return start(launch, holding=holding)
+
+    monkeypatch.setattr("tasks.torchrun.start", start_others)
+    parent.kill()
+    run_torchrun(TOY, [str(tmp_path), "end"], num_ranks=2, run_dir=tmp_path)
+    assert lived == [False, False]
+    parent.communicate()
 
 
 def test_a_launcher_whose_parent_died_while_it_started_starts_no_rank(tmp_path: Path) -> None:
