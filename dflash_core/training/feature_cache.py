@@ -150,30 +150,23 @@ def make_room(config: CacheConfig, needs: Sequence[tuple[dict[str, str], int]]) 
     config.path.mkdir(parents=True, exist_ok=True)
     with (config.path / LOCK_NAME).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other ranks and runs drop and describe folders too
-        _make_room(config, folders, needs)
+        _drop_others(config.path, folders, quota - need)
+        there = sum(_disk_bytes(folder) for folder in folders if folder.is_dir())
+        free = shutil.disk_usage(config.path).free
+        if need - there > free:
+            raise ConfigError(
+                f"the run's features take {(need - there) / GIB:,.1f} GiB more, the disk of "
+                f"{config.path} has {free / GIB:,.1f} GiB left; make room there, or set "
+                "training.cache.path to a larger disk or training.features to 'online'"
+            )
+        for folder, (identity, _) in zip(folders, needs, strict=True):
+            folder.mkdir(exist_ok=True)
+            description = folder / DESCRIPTION_NAME
+            if description.is_file() and json.loads(description.read_bytes()) != identity:
+                raise ArtifactError(f"{folder} holds features of something else; remove it")
+            # The file's time tells the last use.
+            atomic_write(description, json.dumps(identity, indent=1) + "\n")
     return folders
-
-
-def _make_room(
-    config: CacheConfig, folders: Sequence[Path], needs: Sequence[tuple[dict[str, str], int]]
-) -> None:
-    need = sum(size for _, size in needs)
-    _drop_others(config.path, folders, int(config.quota_gib * GIB) - need)
-    there = sum(_disk_bytes(folder) for folder in folders if folder.is_dir())
-    free = shutil.disk_usage(config.path).free
-    if need - there > free:
-        raise ConfigError(
-            f"the run's features take {(need - there) / GIB:,.1f} GiB more, the disk of "
-            f"{config.path} has {free / GIB:,.1f} GiB left; make room there, or set "
-            "training.cache.path to a larger disk or training.features to 'online'"
-        )
-    for folder, (identity, _) in zip(folders, needs, strict=True):
-        folder.mkdir(exist_ok=True)
-        description = folder / DESCRIPTION_NAME
-        if description.is_file() and json.loads(description.read_bytes()) != identity:
-            raise ArtifactError(f"{folder} holds features of something else; remove it")
-        # The file's time tells the last use.
-        atomic_write(description, json.dumps(identity, indent=1) + "\n")
 
 
 def _drop_others(root: Path, own: Sequence[Path], room: int) -> None:
