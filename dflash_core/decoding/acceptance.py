@@ -122,6 +122,7 @@ def evaluate_drafter(
     config: EvaluationConfig,
     *,
     on_prompts: Callable[[int], None] | None = None,
+    on_round: Callable[[], None] | None = None,
 ) -> AcceptanceReport:
     """Decode prompts with and without the drafter and report acceptance.
 
@@ -134,6 +135,7 @@ def evaluate_drafter(
         prompts: What to continue.
         config: How long, how many, how sampled.
         on_prompts: Called with the number of prompts that were just finished.
+        on_round: Called before each verification, which is often.
 
     Raises:
         DataError: There is no prompt that fits, one is empty, or one is of another vocabulary.
@@ -159,6 +161,7 @@ def evaluate_drafter(
             sampling=config.sampling,
             seed=config.seed + start,
             whole_head=config.served_as == "zlab",
+            on_round=on_round,
         )
         middle = _now(target)
         drafted.update(zip(rows, results, strict=True))

@@ -1,6 +1,6 @@
 """Speculative decoding: the drafter proposes a block, the target verifies it in one forward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ def speculative_generate(
     seed: int = 0,
     stop_token_ids: Sequence[int] | None = None,
     whole_head: bool = False,
+    on_round: Callable[[], None] | None = None,
 ) -> list[Generation]:
     """Continue prompts with the drafter's help.
 
@@ -61,6 +62,7 @@ def speculative_generate(
         seed: Seed of sampling.
         stop_token_ids: Tokens that end a text; the target's own when not given.
         whole_head: Propose from all tokens, whatever the drafter was trained to propose.
+        on_round: Called before each verification of a batch.
 
     Returns:
         One text for each prompt, in their order.
@@ -75,7 +77,8 @@ def speculative_generate(
     results: dict[int, Generation] = {}
     for rows in length_batches(prompts, batch_size):
         batch = _Batch(target, drafter, len(rows), sampling or Sampling(), generator, whole_head)
-        texts = batch.run([prompts[row] for row in rows], max_new_tokens, frozenset(stops))
+        given = [prompts[row] for row in rows]
+        texts = batch.run(given, max_new_tokens, frozenset(stops), on_round)
         results.update(zip(rows, texts, strict=True))
     return [results[row] for row in range(len(prompts))]
 
@@ -122,7 +125,11 @@ class _Batch:
 
     @torch.inference_mode()
     def run(
-        self, prompts: Sequence[TokenIds], max_new_tokens: int, stops: frozenset[int]
+        self,
+        prompts: Sequence[TokenIds],
+        max_new_tokens: int,
+        stops: frozenset[int],
+        on_round: Callable[[], None] | None,
     ) -> list[Generation]:
         """Decode the prompts to their ends."""
         ids_BT, real_BT = left_padded(prompts, self.cache.device)
@@ -143,6 +150,8 @@ class _Batch:
             if len(going) < len(rows):
                 self.cache.select(torch.tensor(going, device=self.cache.device))
                 rows = [rows[index] for index in going]
+            if on_round is not None:
+                on_round()
             self._round(rows, texts, rounds, max_new_tokens, stops)
         return [
             Generation(np.array(text, dtype=np.int64), tuple(lengths))

@@ -5,7 +5,8 @@ travel in a group of their own, apart from gradients and control.
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -129,6 +130,32 @@ class Ranks:
             TrainingError: Another rank left or did not come within the timeout.
         """
         self.any(False, what=what)
+
+    @contextmanager
+    def first_alone(self, *, what: str) -> Iterator[Callable[[], None]]:
+        """Let rank 0 work for longer than the timeout while the others wait at the block's end.
+
+        Args:
+            what: What it works on, for the log and the error message.
+
+        Yields:
+            What rank 0 calls again and again, at least once in three quarters of the timeout.
+
+        Raises:
+            TrainingError: Rank 0 left or gave no sign of life within the timeout.
+        """
+        last = time.monotonic()
+
+        def heartbeat() -> None:
+            nonlocal last
+            if self.is_first and time.monotonic() - last >= self.timeout_s / 4:
+                print(f"still at {what}", flush=True)  # noqa: T201  (torchrun's own log)
+                self.agree(1, what=what)
+                last = time.monotonic()
+
+        yield heartbeat
+        while self.agree(0, what=what):
+            pass
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -80,7 +80,7 @@ def consuming_role(
     """
     source: FeatureSource | None = None
     receiver: Receiver | None = None
-    accept: Callable[[], float] | None = None
+    accept: Callable[[Callable[[], None]], float] | None = None
     in_step: InStep | None = None
     topology = job.training.topology
     target: Target | None = None
@@ -272,7 +272,7 @@ def _acceptance(
     target: Target,
     objective: DraftObjective,
     ranks: Ranks,
-) -> Callable[[], float]:
+) -> Callable[[Callable[[], None]], float]:
     """Return what decodes held-out prompts with the drafter as it is."""
     from dflash_core.decoding import EvaluationConfig, Prompt, evaluate_drafter
 
@@ -288,10 +288,11 @@ def _acceptance(
         for sample, start in prompts_of(job, stores.heldout, epochs)
     ]
 
-    def accept() -> float:
+    def accept(on_round: Callable[[], None]) -> float:
         weights = whole(objective.module.state_dict(keep_vars=True), keep=ranks.is_first)
         if not ranks.is_first:
             return 0.0
-        return evaluate_drafter(target, objective.rebuilt(weights), prompts, config).tau
+        drafter = objective.rebuilt(weights)
+        return evaluate_drafter(target, drafter, prompts, config, on_round=on_round).tau
 
     return accept

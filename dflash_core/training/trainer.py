@@ -104,13 +104,13 @@ class Trainer:
                 # What is shared is gathered for measurements and checkpoints too.
                 with self._ranks.together(f"step {self._cursor.step + 1}"):
                     line, stop = self._step(pipeline)
-                    improved = self._measure(pipeline, line)
+                    worth_keeping = self._measure(pipeline, line)
                     if metrics is not None:
                         metrics.write(line)
                     if stop and self._cursor.step < self._epochs.num_steps:
                         self._stop_here()
                         return False
-                    self._save_if_due(improved)
+                    self._save_if_due(worth_keeping)
             return True
         except BaseException:
             pipeline.abandon()
@@ -221,7 +221,12 @@ class Trainer:
         )
 
     def _measure(self, pipeline: Pipeline, line: dict[str, Any]) -> bool:
-        """Measure held-out samples if they are due; return whether the model is the best yet."""
+        """Measure held-out samples if they are due.
+
+        Returns:
+            Whether to keep this step: the model is the best yet, or decoding took what a run that
+            is started again should not take twice.
+        """
         step = self._cursor.step - 1
         if not self._epochs.is_due(step):
             return False
@@ -235,7 +240,7 @@ class Trainer:
         num_worse = 0 if gained else self._cursor.num_worse + 1
         if best is not None and found.score < best:
             self._move(num_worse=num_worse)
-            return False
+            return "heldout_acceptance" in found.metrics
         # Of equal ones the later has learnt longer: an acceptance of 1 may stand for a while.
         self._before_best = self._cursor
         self._move(best_step=step + 1, best_score=found.score, num_worse=num_worse)
@@ -263,11 +268,11 @@ class Trainer:
         self._validation.load(state["validation"])
         torch.set_rng_state(state["rng"])
 
-    def _save_if_due(self, improved: bool) -> None:
+    def _save_if_due(self, worth_keeping: bool) -> None:
         step = self._cursor.step
         every = self._job.training.checkpoint_every_steps
         over = step >= self._epochs.num_steps or self._patience_is_over
-        if improved or over or step % every == 0:
+        if worth_keeping or over or step % every == 0:
             self._save()
 
     def _stop_here(self) -> None:

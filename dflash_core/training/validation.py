@@ -43,7 +43,7 @@ class Validation:
         groups: Length group of each held-out sample.
         ranks: This process among the others.
         accept: Decodes prompts with the model on rank 0 and returns the acceptance length there;
-            all consuming ranks call it.
+            all consuming ranks call it. Calls what it is given after every verification.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Validation:
         objective: Objective,
         groups: NDArray[np.int64] | None,
         ranks: Ranks,
-        accept: Callable[[], float] | None = None,
+        accept: Callable[[Callable[[], None]], float] | None = None,
     ) -> None:
         self._config = config
         self._epochs = epochs
@@ -121,8 +121,9 @@ class Validation:
 
     def _acceptance(self, step: int) -> float:
         assert self._accept is not None
-        found = torch.tensor([self._accept()], dtype=torch.float64)
         what = f"the acceptance after step {step + 1}"
+        with self._ranks.first_alone(what=what) as heartbeat:
+            found = torch.tensor([self._accept(heartbeat)], dtype=torch.float64)
         found = self._ranks.add(found.to(self._ranks.device), what=what)
         return float(found) if math.isfinite(float(found)) else 0.0
 

@@ -1,6 +1,7 @@
 """Held-out measurements, the best checkpoint, the early end; ranks with nothing or damaged data."""
 
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_core.corpus.store import TokenStore, write_store
+from dflash_core.decoding.speculative import _Batch
 from dflash_core.errors import ConfigError
 from dflash_core.training.checkpoint import checkpoint_path, load_checkpoint
 from dflash_core.training.config import TrainingJob
@@ -51,6 +53,34 @@ def test_real_acceptance_is_measured_and_the_best_drafter_is_exported(make_job: 
     assert [number for number, tau in taus.items() if tau is not None] == [4, 8]
     best = max((4, 8), key=lambda number: (taus[number], number))
     _assert_exported(job, best)
+
+
+def test_decoding_for_longer_than_the_timeout_ends_no_run(make_job: MakeJob, monkeypatch) -> None:
+    """Other ranks wait as long as the decoding one gives signs of life."""
+    quick = _Batch._round
+    monkeypatch.setattr(_Batch, "_round", lambda *given: (time.sleep(1.5), quick(*given)))
+    validation = {"every_steps": 2, "accept_every_steps": 2, "max_new_tokens": 12, "num_prompts": 2}
+    job = make_job(num_ranks=2, max_steps=2, timeout_s=8.0, preflight=False, validation=validation)
+    begin = time.monotonic()
+    assert run_ranks(job) == [0, 0], status(job)["reason"]
+    assert time.monotonic() - begin > 8 and read_steps(job)[1]["heldout_acceptance"] < 2
+    assert "still at the acceptance after step 2" in (job.run_dir / "rank-0.log").read_text()
+
+
+def test_what_was_decoded_once_is_kept_even_if_it_was_better_before(
+    make_job: MakeJob, monkeypatch
+) -> None:
+    measure = Validation.measure
+
+    def worse(self, step, works, pipeline):
+        return replace(measure(self, step, works, pipeline), score=-float(step))
+
+    monkeypatch.setattr(Validation, "measure", worse)
+    validation = {"every_steps": 4, "accept_every_steps": 4, "max_new_tokens": 4, "num_prompts": 1}
+    job = make_job(epochs=3, checkpoint_every_steps=100, keep_checkpoints=9, validation=validation)
+    run_here(job)
+    kept = sorted(path.name for path in (job.run_dir / "checkpoints").glob("step-*"))
+    assert kept == ["step-00000004", "step-00000008", "step-00000012"]
 
 
 def _assert_exported(job: TrainingJob, step: int) -> None:
