@@ -3,12 +3,25 @@
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from dflash_core.corpus.stdlib import stdlib_functions
 from dflash_core.corpus.vocabulary import train_vocabulary
 
 TINY_LAYER_IDS = (0, 1, 2)
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "pad_token_id",
+    "eos_token_id",
+    "bos_token_id",
+)
 
 
 def tiny_target(path: Path, *, vocab_size: int = 384, seed: int = 0) -> Path:
@@ -31,6 +44,16 @@ def tiny_target(path: Path, *, vocab_size: int = 384, seed: int = 0) -> Path:
         bos_token_id=None,
     )
     Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def tiny_family(path: Path, model_type: str, **settings: object) -> Path:
+    """Write a random target of another architecture, of the same size, with the same tokenizer."""
+    config = Qwen3Config.from_pretrained(tiny_target(path))
+    sizes = {name: getattr(config, name) for name in SIZES}
+    torch.manual_seed(0)
+    made = AutoConfig.for_model(model_type, **sizes | settings)
+    AutoModelForCausalLM.from_config(made).save_pretrained(path)
     return path
 
 

@@ -43,7 +43,15 @@ class RegenerateConfig(FrozenModel):
     max_source_tokens: int | None = Field(default=None, ge=1)
     """Answers longer than this in tokens keep their text; all are regenerated when not given."""
     temperature: float = Field(default=0.0, ge=0)
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy, as a drafter's texts are verified by default, whatever
+    temperature the target's own generation_config.json proposes."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Smallest set of most likely tokens with this mass; the target's own when not given."""
+    top_k: int | None = Field(default=None, ge=0)
+    """Most likely tokens that can be chosen, all when 0; the target's own when not given."""
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    """Divides the logits of tokens that stand before; the target's own when not given, which
+    servers apply to greedy texts, too."""
     batch_tokens: int = Field(default=8_192, ge=1)
     """Token slots generated at the same time."""
 

@@ -27,6 +27,7 @@ def generate(
     max_new_tokens: int,
     batch_size: int = 32,
     sampling: Sampling | None = None,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
     stop_token_ids: Sequence[int] | None = None,
     on_batch: Callable[[int], None] | None = None,
@@ -39,6 +40,8 @@ def generate(
         max_new_tokens: Most tokens to generate for a prompt.
         batch_size: Prompts decoded together.
         sampling: Greedy when not given.
+        repetition_penalty: Positive logits of tokens of the text are divided by it, negative ones
+            multiplied (arXiv 1909.05858, as transformers does it: the prompt's tokens, too).
         seed: Seed of sampling.
         stop_token_ids: Tokens that end a text; the target's own when not given.
         on_batch: Called after each batch with the number of prompts it finished.
@@ -59,6 +62,7 @@ def generate(
             [prompts[row] for row in rows],
             max_new_tokens,
             sampling or Sampling(),
+            repetition_penalty,
             torch.tensor(stops, device=device, dtype=torch.long),
             generator,
         )
@@ -109,6 +113,7 @@ def _generate_batch(
     prompts: Sequence[TokenIds],
     max_new_tokens: int,
     sampling: Sampling,
+    repetition_penalty: float,
     stops: Tensor,
     generator: torch.Generator,
 ) -> list[NDArray[np.int64]]:
@@ -116,16 +121,24 @@ def _generate_batch(
     ids_BT, real_BT = left_padded(prompts, cache.device)
     logits_BV = cache.verify(ids_BT, real_BT, last=True)[:, -1]
     cache.commit(real_BT)
+    said_RV = torch.zeros_like(logits_BV, dtype=torch.bool)
+    said_RV[real_BT.nonzero()[:, 0], ids_BT[real_BT]] = True
     texts_BT = torch.zeros(len(prompts), max_new_tokens, dtype=torch.long, device=cache.device)
     lengths = np.full(len(prompts), max_new_tokens)
     rows_R = torch.arange(len(prompts), device=cache.device)
     running_R = torch.ones_like(rows_R, dtype=torch.bool)
     for step in range(max_new_tokens):
+        if repetition_penalty != 1:
+            rarer_RV = torch.where(
+                logits_BV > 0, logits_BV / repetition_penalty, logits_BV * repetition_penalty
+            )
+            logits_BV = torch.where(said_RV, rarer_RV, logits_BV)
         if sampling.temperature == 0:
             tokens_R = logits_BV.argmax(-1)
         else:
             tokens_R = draw(probabilities(logits_BV, sampling), generator)
         texts_BT[rows_R, step] = tokens_R
+        said_RV[torch.arange(len(rows_R)), tokens_R] = True
         ended_R = running_R & torch.isin(tokens_R, stops)
         lengths[rows_R[ended_R].cpu().numpy()] = step + 1
         running_R &= ~ended_R
@@ -134,6 +147,7 @@ def _generate_batch(
         if (~running_R).sum() >= RETIRE_SHARE * len(running_R):
             cache.select(running_R)
             tokens_R, rows_R = tokens_R[running_R], rows_R[running_R]
+            said_RV = said_RV[running_R]
             running_R = running_R[running_R]
         logits_BV = cache.verify(tokens_R[:, None])[:, -1]
         cache.commit(torch.ones_like(tokens_R[:, None], dtype=torch.bool))

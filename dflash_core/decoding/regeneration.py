@@ -23,11 +23,19 @@ def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> 
 
     Args:
         target: The loaded target with its tokenizer.
-        config: Limits and temperature.
+        config: Limits and sampling; what it leaves open is the target's own generation_config's.
         seed: Seed of sampling.
     """
     encoder = ChatEncoder(target.tokenizer)
     stops = stop_tokens(target)
+
+    def chosen(name: str, neutral: float) -> Any:
+        own = getattr(target.model.generation_config, name, None)
+        return next((v for v in (getattr(config, name), own) if v is not None), neutral)
+
+    sampling = Sampling(
+        temperature=config.temperature, top_p=chosen("top_p", 1.0), top_k=chosen("top_k", 0)
+    )
 
     def answer(prompts: Sequence[TurnPrompt]) -> list[Answer]:
         ids = [encoder.encode_prompt(p.messages, tools=p.tools or None) for p in prompts]
@@ -38,7 +46,8 @@ def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> 
                 [ids[row] for row in rows],
                 max_new_tokens=config.max_new_tokens,
                 batch_size=len(rows),
-                sampling=Sampling(temperature=config.temperature),
+                sampling=sampling,
+                repetition_penalty=chosen("repetition_penalty", 1.0),
                 seed=seed_of(seed, *((row, prompts[row].name) for row in rows)),
                 stop_token_ids=stops,
             )

@@ -23,7 +23,13 @@ class TargetConfig(FrozenModel):
     """Layers that the published rule picks when layer_ids is not given."""
     dtype: Dtype = "float32"
     """Precision the target runs in."""
-    attention: Literal["sdpa", "eager", "flex_attention", "flash_attention_2"] = "sdpa"
-    """Attention implementation of the target."""
+    attention: Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_2"] = "auto"
+    """Attention implementation of the target; 'auto' is SDPA where transformers has it for the
+    architecture, and eager elsewhere."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model folder."""
+
+    @property
+    def attn_implementation(self) -> str | None:
+        """The attention as transformers names it; None has it choose."""
+        return None if self.attention == "auto" else self.attention

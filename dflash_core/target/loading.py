@@ -5,6 +5,7 @@ Legend: B rows, T token slots, F features (captured layers times width), D width
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +15,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from dflash_core.errors import TargetError
 from dflash_core.target.config import TargetConfig
@@ -149,14 +156,14 @@ def load_target(
         TargetError: The folder is no causal language model with a fast tokenizer, or its layers
             do not fit ``target.layer_ids``.
     """
-    _check_folder(config.path)
     trust = config.trust_remote_code
+    _check_folder(config.path, trust_remote_code=trust)
     with _told_in_one_sentence(config.path):
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
-            attn_implementation=config.attention,
+            attn_implementation=config.attn_implementation,
             trust_remote_code=trust,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
@@ -197,8 +204,8 @@ def text_config(config: TargetConfig) -> Any:
     Raises:
         TargetError: The folder is no transformers folder, or its config.json contradicts itself.
     """
-    _check_folder(config.path)
     trust = config.trust_remote_code
+    _check_folder(config.path, trust_remote_code=trust)
     with _told_in_one_sentence(config.path):
         return AutoConfig.from_pretrained(config.path, trust_remote_code=trust).get_text_config()
 
@@ -219,6 +226,11 @@ def _told_in_one_sentence(path: Path) -> Iterator[None]:
         first, *more = (str(error).strip() or type(error).__name__).splitlines()
         if more and first.endswith(":"):
             first = f"{first} {more[0].strip()}"
+        if re.search(r"attention implementation|attn_implementation|FlashAttention", first):
+            raise TargetError(
+                f"{path} has no such attention: {first.split('. ')[0].rstrip('.')}; set "
+                "target.attention to 'auto'"
+            ) from None
         raise TargetError(
             f"{path} cannot be loaded as a target model: {first}; set target.path to a "
             "transformers folder of a causal language model"
@@ -231,7 +243,7 @@ def target_digest(path: Path) -> str:
     Raises:
         TargetError: The folder is no transformers folder.
     """
-    _check_folder(path)
+    _check_folder(path, trust_remote_code=True)  # it runs none
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()):
         if file.suffix in {".json", ".safetensors", ".jinja"}:
@@ -241,7 +253,7 @@ def target_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_folder(path: Path) -> None:
+def _check_folder(path: Path, *, trust_remote_code: bool) -> None:
     if not path.is_dir():
         raise TargetError(f"there is no target folder {path}; set target.path to an existing one")
     file = path / "config.json"
@@ -254,10 +266,16 @@ def _check_folder(path: Path) -> None:
         raw = json.loads(file.read_bytes())
         if not isinstance(raw, dict) or "model_type" not in raw:
             raise ValueError("it names no model_type")
-        AutoConfig.for_model(raw["model_type"])
+        if "auto_map" not in raw:
+            AutoConfig.for_model(raw["model_type"])
     except ValueError as error:
         first = str(error).strip().splitlines()[0]
         raise TargetError(
             f"{file} describes no model that can be loaded ({first}); set target.path to a "
             "transformers folder of a causal language model"
         ) from None
+    if "auto_map" in raw and raw["model_type"] not in CONFIG_MAPPING and not trust_remote_code:
+        raise TargetError(
+            f"{path} is a '{raw['model_type']}', which comes with Python code of its own; set "
+            "target.trust_remote_code to true if you trust it"
+        )

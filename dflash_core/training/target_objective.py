@@ -92,11 +92,12 @@ class TargetObjective:
         else:
             _check_no_weights(config.path)
             torch.manual_seed(job.training.seed)
-            shape = AutoConfig.from_pretrained(config.path)
+            trust = config.trust_remote_code
+            shape = AutoConfig.from_pretrained(config.path, trust_remote_code=trust)
             self._model = AutoModelForCausalLM.from_config(
-                shape, attn_implementation=config.attention
+                shape, attn_implementation=config.attn_implementation, trust_remote_code=trust
             ).to(first)
-            self._tokenizer = AutoTokenizer.from_pretrained(config.path)
+            self._tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
         vocab_size = len(self._model.get_input_embeddings().weight)
         check_tokens((store, heldout), ranks, vocab_size=vocab_size)
         self._model.requires_grad_(True)

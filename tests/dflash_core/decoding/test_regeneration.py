@@ -1,12 +1,14 @@
 """What the target said: drawn anew for each prompt, and trained on as it was said."""
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from dflash_core.corpus.config import RegenerateConfig
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import TurnPrompt
 from dflash_core.corpus.vocabulary import train_vocabulary
+from dflash_core.decoding import generate
 from dflash_core.decoding.regeneration import target_generate, to_answer
 from tests.dflash_core.corpus import templates
 from tests.dflash_core.corpus.conftest import TEXTS, with_return_token
@@ -31,6 +33,38 @@ def test_each_batch_draws_its_own_and_a_restart_the_same(tokenizer) -> None:
     assert target_generate(target, config)(prompts) == first
     other = target_generate(target, config)([TurnPrompt(PROMPT.messages, name="4")])
     assert other[0] not in first, "another window repeats the draws"
+
+
+def test_what_the_settings_leave_open_is_the_targets_own(tokenizer) -> None:
+    """One token to choose from is greedy at any temperature, unless the settings say otherwise."""
+    target = small_target(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    target.tokenizer = tokenizer
+    greedy = target_generate(target, RegenerateConfig(max_new_tokens=12))([PROMPT])
+    target.model.generation_config.top_k = 1
+    hot = RegenerateConfig(temperature=5.0, max_new_tokens=12)
+    assert target_generate(target, hot)([PROMPT]) == greedy
+    free = hot.model_copy(update={"top_k": 0})
+    assert target_generate(target, free)([PROMPT]) != greedy
+    target.model.generation_config.repetition_penalty = 5.0
+    assert target_generate(target, RegenerateConfig(max_new_tokens=12))([PROMPT]) != greedy
+
+
+def test_a_repetition_penalty_is_what_transformers_makes_of_it() -> None:
+    target = small_target()
+    prompts = [[5, 6, 7, 8], [9, 5]]
+    settings = {"max_new_tokens": 16, "stop_token_ids": ()}
+    texts = generate(target, prompts, repetition_penalty=1.5, **settings)
+    for prompt, text in zip(prompts, texts, strict=True):
+        theirs = target.model.generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            repetition_penalty=1.5,
+            min_new_tokens=16,
+            max_new_tokens=16,
+            eos_token_id=None,
+        )
+        assert text.tolist() == theirs[0, len(prompt) :].tolist()
+    assert texts[0].tolist() != generate(target, prompts, **settings)[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from dflash_core.errors import TargetError
 from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
 from dflash_core.target.loading import text_config
-from tests.tiny import TINY_LAYER_IDS, tiny_target
+from tests.tiny import TINY_LAYER_IDS, tiny_family, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +134,29 @@ def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     save_file(rest, file, metadata={"format": "pt"})
     with pytest.raises(TargetError, match=rf"lacks 1 of .*{re.escape(name)}.*target\.path"):
         load_target(TargetConfig(path=path, layer_ids=TINY_LAYER_IDS))
+
+
+def test_a_target_without_sdpa_needs_no_setting_and_refuses_a_wrong_one(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path, "gemma2", query_pre_attn_scalar=8, sliding_window=7)
+    target = load_target(TargetConfig(path=path, layer_ids=TINY_LAYER_IDS))
+    assert target.model.config._attn_implementation == "eager"
+    for attention in ("sdpa", "flash_attention_2"):
+        with pytest.raises(TargetError, match=r"has no such attention.*set target\.attention"):
+            load_target(TargetConfig(path=path, attention=attention))
+
+
+def test_code_beside_the_weights_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
+    file = tiny_target(tmp_path) / "config.json"
+    (tmp_path / "own.py").write_text(
+        "from transformers import Qwen3Config, Qwen3ForCausalLM\n\n\n"
+        "class OwnConfig(Qwen3Config):\n    model_type = 'own'\n\n\n"
+        "class OwnModel(Qwen3ForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"model_type": "own", "auto_map": auto_map}))
+    config = TargetConfig(path=tmp_path, layer_ids=TINY_LAYER_IDS)
+    with pytest.raises(TargetError, match=r"'own'.*target\.trust_remote_code"):
+        load_target(config)
+    target = load_target(config.model_copy(update={"trust_remote_code": True}))
+    assert type(target.model).__name__ == "OwnModel"
