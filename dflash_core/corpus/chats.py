@@ -1,38 +1,56 @@
 """One row to conversations: every shape in which people keep chats, in OpenAI messages.
 
 Formats: ``messages`` (OpenAI), ``sharegpt`` (from/value), ``instruction`` (instruction, input,
-output; question, answer; prompt, completion), ``history`` (user, bot), ``tree`` (replies), ``text``
-and ``tokenised``. What is said in a row is not left out in silence: what cannot be taken is
-refused, and so is a row that says two things in one part. A list of messages says all by itself.
+output; question, answer; prompt, completion; chosen, rejected), ``history`` (pairs: user, bot),
+``tree`` (replies), ``text`` and ``tokenised``. What is said in a row is not left out in silence:
+what cannot be taken is refused, and so is a row that says two things in one part. A list of
+messages says all by itself; one that ends before its answer is continued by what stands beside it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from dflash_core.artifacts import content_digest
-from dflash_core.corpus.messages import (
-    first_of,
+from dflash_core.corpus.keys import (
+    ANSWERS,
+    CHATS,
+    IDS,
+    INPUTS,
+    LISTS,
+    PREFERRED,
+    QUESTIONS,
+    SYSTEMS,
+    TOOLS,
+    TURNS,
+    UNREAD_IN_ROWS,
+    chat_of,
+    chat_under,
+    check_keys,
+    check_wanted,
     kind_of,
+    looks_like_chat,
     maybe_json,
-    thought_of,
-    to_message,
-    to_tools,
+    only,
+    opened,
+    text_under,
+    told_keys,
+    unknown_chats,
 )
+from dflash_core.corpus.messages import thought_of, to_message, to_messages
+from dflash_core.corpus.tokens import to_tokens
+from dflash_core.corpus.tools import is_call, to_calls, to_tools
 from dflash_core.errors import DataError
 
 __all__ = ["Conversation", "Format", "convert_row", "detect_format"]
 
 Format = Literal["messages", "sharegpt", "instruction", "history", "tree", "text", "tokenised"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+Messages = list[Mapping[str, Any]]
 
-CHATS = ("messages", "conversations", "conversation", "dialog", "chat")
-LISTS = (*CHATS, "history", "question")
-TURNS = (*LISTS, "turns")
-SYSTEMS = ("system", "system_prompt")
-QUESTIONS = ("instruction", "question", "prompt", "query")
-INPUTS = ("input", "context")
-ANSWERS = ("output", "response", "answer", "completion", "canonical_solution", "chosen")
-IDS = ("sample_id", "id", "uid", "conversation_id", "task_id", "question_id", "message_tree_id")
+# Names that ask and answer, in rows and in turns; the later ones where no earlier one is there.
+ASKED = (QUESTIONS, ("user", "human"))
+ANSWERED = (ANSWERS, ("bot", "assistant", "gpt"), ("answers",))
+NO_COLUMNS: Mapping[str, str] = {}
 
 
 class Conversation(NamedTuple):
@@ -65,7 +83,7 @@ class Conversation(NamedTuple):
         return content_digest(said)
 
 
-def detect_format(row: Any) -> Format:
+def detect_format(row: Any, columns: Mapping[str, str] = NO_COLUMNS) -> Format:
     """Say what a row is.
 
     Raises:
@@ -75,42 +93,34 @@ def detect_format(row: Any) -> Format:
         return _detect_list(row)
     if not isinstance(row, dict):
         raise DataError(f"is a {kind_of(row)}, not an object or a list of messages")
-    if "input_ids" in row:
-        return "tokenised"
-    question, answer = first_of(row, QUESTIONS), first_of(row, ANSWERS)
-    continued = answer is not None or isinstance(maybe_json(row.get("history")), list)
-    chat = _list_under(row, CHATS)
-    if not chat and isinstance(question, str | list) and continued:
-        return "instruction"
-    values = chat or _list_under(row, LISTS)
-    if values:
-        return _detect_list(values)
-    prompt = row.get("prompt")
-    if "replies" in row or (isinstance(prompt, dict) and "replies" in prompt):
-        return "tree"
-    if isinstance(row.get("turns"), list):
-        return "history"
-    if isinstance(row.get("text"), str):
-        return "text"
-    if question is not None:
-        return "instruction"
-    if values is not None:
-        return "messages"
-    raise DataError(f"has no known chat format; its keys are {', '.join(map(str, row))[:200]}")
+    row = opened(row, columns)
+    form: Format | None = next((form for holds, form in _SIGNS if holds(row)), None)
+    if form is None:
+        raise DataError(f"has no known chat format; {told_keys(row)}")
+    return _detect_list(_values(row)) if form == "messages" else form
 
 
-def convert_row(row: Any, form: Format | None = None) -> list[Conversation]:
+def convert_row(
+    row: Any, form: Format | None = None, columns: Mapping[str, str] = NO_COLUMNS
+) -> list[Conversation]:
     """Return the conversations of one row: one, or a tree's threads.
 
     Args:
         row: The parsed row.
         form: Its format; detected when not given.
+        columns: Which key of the rows is what, such as ``{"messages": "traj"}``.
 
     Raises:
         DataError: It is not of that format, or a part of it cannot be taken.
     """
     try:
-        return _convert(row, form or detect_format(row))
+        if isinstance(row, dict):
+            row = opened(row, columns)
+        form = form or detect_format(row)
+        if not isinstance(row, dict | list):
+            raise DataError(f"is a {kind_of(row)}, not of format '{form}'")
+        found = _CONVERTERS[form](row)
+        return _named(row, found) if isinstance(row, dict) else found
     except DataError:
         raise
     except RecursionError:
@@ -120,15 +130,14 @@ def convert_row(row: Any, form: Format | None = None) -> list[Conversation]:
         raise DataError(f"has an unknown shape ({kind_of(error)}: {error})") from error
 
 
-def _convert(row: Any, form: Format) -> list[Conversation]:
-    if not isinstance(row, dict | list):
-        raise DataError(f"is a {kind_of(row)}, not of format '{form}'")
-    found = _CONVERTERS[form](row)
-    if not isinstance(row, dict):
-        return found
+def _named(row: Mapping[str, Any], found: Sequence[Conversation]) -> list[Conversation]:
+    """Add what a row says beside its conversations, or refuse it."""
+    if any(item.messages for item in found):
+        check_keys(row, UNREAD_IN_ROWS)
+        check_wanted(row)
     row_id = str(next((v for v in map(row.get, IDS) if isinstance(v, str | int)), ""))
     domain = row["domain"] if isinstance(row.get("domain"), str) else ""
-    tools = to_tools(row.get("tools"))
+    tools = only({name: to_tools(row.get(name)) for name in TOOLS}, TOOLS)
     return [
         item._replace(
             row_id=f"{row_id}.{k}" if row_id and len(found) > 1 else row_id,
@@ -150,93 +159,159 @@ def _detect_list(items: list[Any]) -> Format:
     item = items[0] if items else {}
     while isinstance(item, list) and item:
         item = item[0]
-    if isinstance(item, dict):
-        if "from" in item and "role" not in item:
-            return "sharegpt"
-        if "user" in item or "bot" in item:
-            return "history"
-    return "messages"
+    if not isinstance(item, dict) or "role" in item:
+        return "messages"
+    if "from" in item:
+        return "sharegpt"
+    return "history" if _is_turn(item) else "messages"
 
 
-def _list_under(row: Mapping[str, Any], names: Sequence[str]) -> list[Any] | None:
-    """Return the list under one of the names, as it is or in JSON; None when there is none."""
-    lists: dict[str, list[Any]] = {}
-    for name in names:
-        value = row.get(name)
-        if isinstance(value, str) and name != "question":  # which may look like JSON
-            value = maybe_json(value)
-        if isinstance(value, list):
-            lists[name] = value
-    return _only(lists, names) if lists else None
+def _is_turn(item: Mapping[str, Any]) -> bool:
+    return _asked(item) is not None or ("input" in item and _answer(item) is not None)
 
 
-def _only(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return what stands under one of several names for the same thing."""
-    filled = [name for name in names if row.get(name)]
-    if len(filled) > 1 and any(row[name] != row[filled[0]] for name in filled):
-        raise DataError(f"says different things under {' and '.join(filled)}; keep one of them")
-    return row[filled[0]] if filled else first_of(row, names)
+def _values(row: Any) -> Any:
+    """Return the list of turns that a row is or holds."""
+    return row if isinstance(row, list) else chat_under(row, CHATS) or chat_under(row, LISTS)
 
 
-def _text(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the text under one of the names; empty when there is none."""
-    value = _only(row, names)
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"has a {names[0]} of type {kind_of(value)}, not text")
-    return value or ""
+def _asked(row: Mapping[str, Any]) -> Any:
+    """Return what is asked in a row or a turn; None when nothing is."""
+    return next((v for names in ASKED if (v := only(row, names)) is not None), None)
 
 
-def _with_system(row: Any, messages: Sequence[Mapping[str, Any]]) -> list[Conversation]:
-    """Return a conversation that begins with the row's own system text, if it has one."""
-    system = _text(row, SYSTEMS) if isinstance(row, dict) else ""
-    first = [{"role": "system", "content": system}] if system else []
-    return [Conversation(messages=(*(first if first != messages[:1] else ()), *messages))]
+def _answer(row: Mapping[str, Any]) -> Any:
+    """Return what answers there: a text, a message, a list of messages or of tool calls."""
+    chosen = chat_of(only(row, PREFERRED))
+    if looks_like_chat(chosen):
+        return chosen
+    return next((v for names in ANSWERED if (v := only(row, names)) is not None), None)
 
 
-def _from_messages(row: Any) -> list[Conversation]:
-    values = row if isinstance(row, list) else _list_under(row, CHATS) or _list_under(row, LISTS)
+def _is_exchange(row: Mapping[str, Any]) -> bool:
+    """Say whether a row asks and goes on, and holds no list of turns that would say it all."""
+    if chat_under(row, CHATS):
+        return False
+    asked, answer = _asked(row), _answer(row)
+    if asked is None:
+        return looks_like_chat(answer) or (answer is not None and bool(row.get("input")))
+    continued = answer is not None or isinstance(maybe_json(row.get("history")), list)
+    return isinstance(asked, str | list) and continued
+
+
+def _from_turns(row: Any) -> list[Conversation]:
+    if isinstance(row, list):
+        return _conversation(_messages(row))
+    values = chat_under(row, CHATS) or chat_under(row, TURNS)
     if values is None:
         raise DataError(f"has no list of messages under any of {', '.join(LISTS)}")
-    return _with_system(row, _messages(values))
+    messages = _messages(values) if _values(row) else _questions(values)
+    return _conversation(_with_system(row, _continued(messages, row)))
 
 
-def _messages(values: list[Any]) -> list[Mapping[str, Any]]:
-    if values and all(isinstance(value, list) for value in values):
-        values = [message for turn in values for message in turn]
-    if not values:
-        raise DataError("has an empty list of messages")
-    return [to_message(value, k) for k, value in enumerate(values)]
+def _questions(turns: list[Any]) -> Messages:
+    """Return the messages of turns that may be nothing but questions."""
+    return _messages([{"user": turn} if isinstance(turn, str) else turn for turn in turns])
 
 
-def _from_instruction(row: Any) -> list[Conversation]:
+def _messages(values: list[Any]) -> Messages:
+    if _detect_list(values) != "history":
+        return list(to_messages(values))
+    messages: Messages = []
+    for k, turn in enumerate(values):
+        try:
+            messages += _exchange(turn)
+        except DataError as error:
+            raise DataError(f"turn {k} {error}") from None
+    return messages
+
+
+def _from_exchange(row: Any) -> list[Conversation]:
+    return _conversation(_exchange(row))
+
+
+def _exchange(row: Any) -> Messages:
+    """Return the messages of a row, or of a turn, that asks and may answer."""
     row = row if isinstance(row, dict) else {}
-    question, answer = _only(row, QUESTIONS), _only(row, ANSWERS)
-    given = _text(row, INPUTS)
+    asked, given = _asked(row), text_under(row, INPUTS)
+    chat = asked if isinstance(asked, list) else chat_of(asked)
     messages = _earlier_turns(maybe_json(row.get("history")))
-    if isinstance(question, list):  # prompt and completion as lists of messages
+    if isinstance(asked, list) or looks_like_chat(chat):
         if given:
             raise DataError("has an input beside a list of messages, where it has no place")
-        messages += _messages(question)
-    elif isinstance(question, str):
-        asked = f"{question}\n\n{given}" if given else question
-        messages.append({"role": "user", "content": asked})
-    else:
+        messages += _questions(chat or [])
+    elif isinstance(asked, str) or given:
+        text = "\n\n".join(part for part in (asked, given) if part)
+        messages.append({"role": "user", "content": text})
+    elif asked is not None or not looks_like_chat(_answer(row)):
         raise DataError(f"has no text under any of {', '.join(QUESTIONS)}")
-    if isinstance(answer, list) and isinstance(question, list):
-        messages += _messages(answer)
-    elif isinstance(answer, str):
-        messages.append({"role": "assistant", "content": answer, **thought_of(row, "")})
-    elif answer is not None:
-        raise DataError(f"has an answer of type {kind_of(answer)}, not text")
-    return _with_system(row, messages)
+    return _with_system(row, _continued(messages, row))
 
 
-def _earlier_turns(turns: Any) -> list[Mapping[str, Any]]:
+def _continued(messages: Messages, row: Mapping[str, Any]) -> Messages:
+    """Return messages with the row's answer, which may hold them too, as in preferences.
+
+    Raises:
+        DataError: The answer continues something else.
+    """
+    closed = bool(messages) and messages[-1]["role"] == "assistant"
+    given = only(row, PREFERRED) or None if closed else _answer(row)
+    if given is None:
+        return messages
+    answer = _answer_messages(given, row)
+    asked = [message for message in messages if message["role"] != "system"]
+    begun = [message for message in answer if message["role"] != "system"]
+    if begun[: len(asked)] == asked:  # a whole conversation
+        same = len(begun) < len(answer)
+        return answer if same else [*messages[: len(messages) - len(asked)], *answer]
+    if closed and messages[-len(answer) :] == answer:
+        return messages
+    if closed or answer[0]["role"] != "assistant":
+        raise DataError("has a chat and an answer that does not continue it; keep one of them")
+    return [*messages, *answer]
+
+
+def _answer_messages(given: Any, row: Mapping[str, Any]) -> Messages:
+    if isinstance(given, dict):
+        return [to_message(given, 0)]
+    turns = chat_of(given)
+    if turns and all(map(is_call, turns)):
+        return [{"role": "assistant", "content": "", "tool_calls": to_calls(turns)}]
+    if isinstance(given, list) or looks_like_chat(turns):
+        return list(to_messages(turns or []))
+    if not isinstance(given, str):
+        raise DataError(f"has an answer of type {kind_of(given)}, not text")
+    return [{"role": "assistant", "content": given, **thought_of(row)}]
+
+
+def _with_system(row: Mapping[str, Any], messages: Messages) -> Messages:
+    """Return messages that begin with the row's own system text, if it has one."""
+    system = text_under(row, SYSTEMS)
+    first: Messages = [{"role": "system", "content": system}] if system else []
+    return [*(first if first != messages[:1] else ()), *messages]
+
+
+def _conversation(messages: Messages) -> list[Conversation]:
+    """Return messages as a conversation without empty answers, of which only the end is said.
+
+    The last one is left out, as nothing was answered; an earlier one carries no loss.
+    """
+    while messages and _is_empty(messages[-1]):
+        messages = messages[:-1]
+    return [Conversation(tuple({**m, "weight": 0} if _is_empty(m) else m for m in messages))]
+
+
+def _is_empty(message: Mapping[str, Any]) -> bool:
+    said = (message["content"].strip(), *map(message.get, ("reasoning_content", "tool_calls")))
+    return message["role"] == "assistant" and not any(said)
+
+
+def _earlier_turns(turns: Any) -> Messages:
     """Return the turns before an instruction: pairs of texts, or what other formats take."""
     if not turns:
         return []
     if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
-        return list(_CONVERTERS[_detect_list(turns)](turns)[0].messages)
+        return _messages(turns)
     if not isinstance(turns, list) or not all(map(_is_pair, turns)):
         raise DataError("has a history of neither pairs of texts nor messages")
     return [
@@ -250,39 +325,18 @@ def _is_pair(turn: Any) -> bool:
     return isinstance(turn, list) and len(turn) == 2 and all(isinstance(t, str) for t in turn)
 
 
-def _from_history(row: Any) -> list[Conversation]:
-    # In the order of `detect_format`: another list beside the chat is not what it says.
-    turns = row if isinstance(row, list) else _list_under(row, CHATS) or _list_under(row, TURNS)
-    if not isinstance(turns, list) or not turns:
-        raise DataError("has an empty history" if turns == [] else "has no list of turns")
-    messages: list[Mapping[str, Any]] = []
-    for k, turn in enumerate(turns):
-        if isinstance(turn, str):
-            turn = {"user": turn}
-        if not isinstance(turn, dict) or not isinstance(turn.get("user"), str):
-            raise DataError(f"turn {k} has no text under 'user'")
-        messages.append({"role": "user", "content": turn["user"]})
-        answer = _only(turn, ("bot", "assistant"))
-        if answer is not None:
-            if not isinstance(answer, str):
-                raise DataError(f"turn {k} has an answer of type {kind_of(answer)}")
-            messages.append({"role": "assistant", "content": answer})
-    return _with_system(row, messages)
-
-
 def _from_tree(row: Any) -> list[Conversation]:
     if isinstance(row, dict) and isinstance(row.get("prompt"), dict):
         row = row["prompt"]
     if not isinstance(row, dict):
         raise DataError("is a list, not a tree of replies")
-    root = row
-    group = str(root.get("message_id") or content_digest(root))
-    return [Conversation(messages=tuple(path), group=group) for path in _threads(root)]
+    group = str(row.get("message_id") or content_digest(row))
+    return [_conversation(path)[0]._replace(group=group) for path in _threads(row)]
 
 
-def _threads(root: Any) -> Iterator[list[Mapping[str, Any]]]:
+def _threads(root: Any) -> Iterator[Messages]:
     """Yield each path from the root to a leaf, in the order of the replies."""
-    waiting: list[tuple[Any, list[Mapping[str, Any]]]] = [(root, [])]
+    waiting: list[tuple[Any, Messages]] = [(root, [])]
     while waiting:
         node, path = waiting.pop()
         path = [*path, to_message(node, len(path))]
@@ -298,29 +352,37 @@ def _from_text(row: Any) -> list[Conversation]:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str) or not text:
         raise DataError("has no text under 'text'")
+    if "parent_id" in row and "role" in row:
+        raise DataError(
+            "is one message of a tree whose rows name their parent; give the file of whole trees, "
+            "each with its replies"
+        )
     return [Conversation(text=text)]
 
 
 def _from_tokens(row: Any) -> list[Conversation]:
-    ids = row.get("input_ids") if isinstance(row, dict) else None
-    mask = None if ids is None else row.get("loss_mask")
-    if ids is not None and mask is None and isinstance(row.get("labels"), list):
-        mask = [int(label != -100) for label in row["labels"]]
-    for name, values in (("input_ids", ids), ("loss_mask", mask)):
-        if not isinstance(values, list) or not all(type(v) in (int, bool) for v in values):
-            raise DataError(f"has no list of integers under '{name}' (a mask may be 'labels')")
-    assert ids is not None and mask is not None
-    if len(ids) != len(mask):
-        raise DataError(f"has {len(ids)} token ids but a mask of {len(mask)}")
-    return [Conversation(input_ids=tuple(ids), loss_mask=tuple(map(int, mask)))]
+    ids, mask = to_tokens(row if isinstance(row, dict) else {})
+    return [Conversation(input_ids=ids, loss_mask=mask)]
 
 
 _CONVERTERS: dict[Format, Callable[[Any], list[Conversation]]] = {
-    "messages": _from_messages,
-    "sharegpt": _from_messages,
-    "instruction": _from_instruction,
-    "history": _from_history,
+    "messages": _from_turns,
+    "sharegpt": _from_turns,
+    "instruction": _from_exchange,
+    "history": _from_turns,
     "tree": _from_tree,
     "text": _from_text,
     "tokenised": _from_tokens,
 }
+
+# What tells a format, in this order; a list of turns is looked at again.
+_SIGNS: tuple[tuple[Callable[[Mapping[str, Any]], Any], Format], ...] = (
+    (lambda row: "input_ids" in row, "tokenised"),
+    (_is_exchange, "instruction"),
+    (_values, "messages"),
+    (lambda row: "replies" in row or isinstance(row.get("prompt"), dict), "tree"),
+    (lambda row: isinstance(row.get("turns"), list), "history"),
+    (lambda row: isinstance(row.get("text"), str), "text"),
+    (lambda row: _asked(row) is not None and not unknown_chats(row), "instruction"),
+    (lambda row: _values(row) is not None, "messages"),
+)

@@ -1,12 +1,15 @@
-"""One message or tool schema, however a chat file spells it, as OpenAI's."""
+"""Messages, however a chat file spells them, as OpenAI's."""
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from dflash_core.corpus.keys import TOOLS, UNREAD, check_keys, first_of, kind_of
+from dflash_core.corpus.tools import to_calls
 from dflash_core.errors import DataError
 
-__all__ = ["first_of", "kind_of", "maybe_json", "thought_of", "to_message", "to_tools"]
+__all__ = ["thought_of", "to_message", "to_messages"]
 
 ROLES = {
     "system": "system",
@@ -17,6 +20,7 @@ ROLES = {
     "assistant": "assistant",
     "gpt": "assistant",
     "bot": "assistant",
+    "chatbot": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
     "function_call": "function_call",
@@ -28,35 +32,66 @@ ROLES = {
     "tool_response": "tool",
     "ipython": "tool",
 }
+CONTENTS = ("content", "value", "text")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 CONTENT_KEYS = ("text", "value", "answer", "content")
+# Whether a turn is learnt from: OpenAI, ms-swift, LLaMA-Factory, and axolotl's two.
+LEARNT = ("weight", "loss", "loss_weight", "loss_scale", "train", "training")
+# What the parts of a content become, by their type.
+PARTS = {
+    "text": "content",
+    "input_text": "content",
+    "output_text": "content",
+    "reasoning": "reasoning_content",
+    "thinking": "reasoning_content",
+    "tool_call": "tool_calls",
+}
+UNREAD_IN_MESSAGES = {
+    **UNREAD,
+    **{name: f"has its own {name}; give them to the row" for name in TOOLS},
+    "function_calls": "has 'function_calls', which are not read; give 'tool_calls'",
+}
 
 
-def kind_of(value: Any) -> str:
-    """Return the name of a value's type, for messages about it."""
-    return type(value).__name__
+def to_messages(values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a list of messages; those of nothing but calls belong to the turn before them.
+
+    Raises:
+        DataError: It is empty, or one of them is no message.
+    """
+    if all(isinstance(value, list) for value in values):
+        values = list(chain.from_iterable(values))
+    if not values:
+        raise DataError("has an empty list of messages")
+    messages: list[dict[str, Any]] = []
+    for number, value in enumerate(values):
+        message = to_message(value, number)
+        last: Mapping[str, Any] = messages[-1] if messages else {"role": None}
+        if _role(value) == "function_call" and last["role"] == "assistant":
+            if last.get("weight") != message.get("weight"):
+                raise DataError(f"message {number} calls tools in a turn learnt from in part")
+            calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
+            messages[-1] = {**last, "tool_calls": calls}
+        else:
+            messages.append(message)
+    return messages
 
 
-def first_of(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the value under the first name that has one; None when none has."""
-    for name in names:
-        value = row.get(name)
-        if value is not None:
-            return value
-    return None
+def to_message(value: Any, number: int) -> dict[str, Any]:
+    """Return an OpenAI message with a text content.
 
+    An answer that is not to be learnt from has ``weight`` 0.
 
-def maybe_json(value: Any) -> Any:
-    """Return what a string holds as JSON, or the value itself."""
-    if not isinstance(value, str):
-        return value
+    Raises:
+        DataError: It is none, or a part of it cannot be taken; the message names ``number``.
+    """
     try:
-        return json.loads(value)
-    except ValueError:
-        return value
+        return _message(value)
+    except DataError as error:
+        raise DataError(f"message {number} {error}") from None
 
 
-def thought_of(row: Mapping[str, Any], where: str) -> dict[str, str]:
+def thought_of(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the thought that stands beside an answer, as a part of its message.
 
     Raises:
@@ -64,120 +99,109 @@ def thought_of(row: Mapping[str, Any], where: str) -> dict[str, str]:
     """
     thought = first_of(row, REASONING)
     if thought is not None and not isinstance(thought, str):
-        raise DataError(f"{where}has a thought of type {kind_of(thought)}, not text")
+        raise DataError(f"has a thought of type {kind_of(thought)}, not text")
     return {"reasoning_content": thought} if thought else {}
 
 
-def to_message(value: Any, number: int) -> dict[str, Any]:
-    """Return an OpenAI message with a text content.
-
-    An answer of ``weight`` 0 keeps it, and carries no loss.
-
-    Raises:
-        DataError: It is none, or a part of it cannot be taken; the message names ``number``.
-    """
+def _message(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(f"message {number} is a {kind_of(value)}, not an object")
-    name = value.get("role", value.get("from"))
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+        raise DataError(f"is a {kind_of(value)}, not an object")
+    role = _role(value)
     if role is None:
-        raise DataError(f"message {number} has the unknown role {name!r}")
-    content = value.get("content", value.get("value", value.get("text")))
-    if role == "function_call":
-        return {"role": "assistant", "content": "", "tool_calls": [_tool_call(content, number)]}
-    message: dict[str, Any] = {"role": role, **_content(content, number)}
-    calls = list(message.get("tool_calls", ()))
-    given = maybe_json(value.get("tool_calls")) or ()
-    if not isinstance(given, list | tuple):
-        raise DataError(f"message {number} has tool calls of type {kind_of(given)}, not a list")
-    calls += [_tool_call(call, number) for call in given]
-    if value.get("function_call"):
-        calls.append(_tool_call(value["function_call"], number))
+        raise DataError(f"has the unknown role {first_of(value, ('role', 'from'))!r}")
+    check_keys(value, UNREAD_IN_MESSAGES)
+    content = first_of(value, CONTENTS)
+    message = {"role": role, **_said(role, content)}
+    calls = [
+        *message.pop("tool_calls", ()),
+        *to_calls(value.get("tool_calls")),
+        *to_calls(value.get("function_call")),
+    ]
+    if not calls and (content is None or role == "function_call"):
+        raise DataError(f"of role '{role}' has no content")
     if calls:
-        message["tool_calls"] = calls
-    if role == "assistant":
-        message |= {**thought_of(value, f"message {number} "), **_weight(value, number)}
-    if value.get("cut_off") is True:
-        message["cut_off"] = True
-    if content is None and not calls:
-        raise DataError(f"message {number} of role '{role}' has no content")
-    return message
+        message |= {"role": "assistant", "tool_calls": calls}
+    if message["role"] == "assistant":
+        message |= thought_of(value)
+    learnt = _learnt(value)
+    if learnt and message["role"] != "assistant":
+        raise DataError(f"of role '{role}' is to be learnt from, which only answers are")
+    if learnt is False:
+        message["weight"] = 0
+    if message["role"] != "assistant":
+        message.pop("weight", None)
+    return message | ({"cut_off": True} if value.get("cut_off") is True else {})
 
 
-def _weight(value: Mapping[str, Any], number: int) -> dict[str, int]:
-    weight = value.get("weight")
-    if weight not in (None, 0, 1):
-        raise DataError(f"message {number} has the weight {weight!r}, which is neither 0 nor 1")
-    return {"weight": 0} if weight == 0 else {}
+def _role(value: Any) -> str | None:
+    name = first_of(value, ("role", "from")) if isinstance(value, dict) else None
+    return ROLES.get(name.lower()) if isinstance(name, str) else None
 
 
-def _content(content: Any, number: int) -> dict[str, Any]:
-    """Return content, reasoning and tool calls of a string, a list of parts, or a dict."""
-    if content is None or isinstance(content, str):
+def _learnt(value: Mapping[str, Any]) -> bool | None:
+    """Return whether a turn, or a part of one, is learnt from; None where it does not say."""
+    given = {name: value[name] for name in LEARNT if value.get(name) is not None}
+    for name, flag in given.items():
+        if not isinstance(flag, bool | int | float) or flag not in (0, 1):
+            raise DataError(f"has the {name} {flag!r}, which is neither 0 nor 1")
+    if len(set(given.values())) > 1:
+        raise DataError(f"says different things under {' and '.join(given)}; keep one of them")
+    return next(map(bool, given.values()), None)
+
+
+def _said(role: str, content: Any) -> dict[str, Any]:
+    """Return content, reasoning and tool calls of whatever a message holds."""
+    if content is None or (isinstance(content, str) and role != "function_call"):
         return {"content": content or ""}
-    if isinstance(content, dict):
-        texts = [content[key] for key in CONTENT_KEYS if isinstance(content.get(key), str)]
-        if len(texts) != 1:
-            raise DataError(
-                f"message {number} has a content object of keys {', '.join(map(str, content))}, "
-                f"not one text under {', '.join(CONTENT_KEYS)}"
-            )
-        return {"content": texts[0]}
-    if not isinstance(content, list):
-        raise DataError(f"message {number} has a content of type {kind_of(content)}")
-    texts, thoughts, calls = [], [], []
-    for part in content:
-        kind = "text" if isinstance(part, str) else _part_kind(part, number)
-        value = part if isinstance(part, str) else first_of(part, ("text", "value", "content"))
-        if kind in ("text", "input_text", "output_text") and isinstance(value, str):
-            texts.append(value)
-        elif kind in ("reasoning", "thinking") and isinstance(part, dict):
-            thoughts.append(str(value if value is not None else part.get(kind, "")))
-        elif kind == "tool_call":
-            calls.append(_tool_call(value if value is not None else part, number))
-        else:
-            raise DataError(f"message {number} has a part of type '{kind}', which is no text")
-    message: dict[str, Any] = {"content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    if role == "function_call":
+        return {"content": "", "tool_calls": to_calls(content)}
+    if isinstance(content, list) and (role != "tool" or all(map(_is_text, content))):
+        return _said_in_parts(content)
+    if role == "tool":  # a result is whatever the tool gave
+        return {"content": json.dumps(content, ensure_ascii=False)}
+    if not isinstance(content, dict):
+        raise DataError(f"has a content of type {kind_of(content)}")
+    filled = [key for key in content if content[key] is not None]
+    if len(filled) != 1 or filled[0] not in CONTENT_KEYS or not _is_text(content[filled[0]]):
+        raise DataError(
+            f"has a content object of keys {', '.join(map(str, content))}, not one text under "
+            f"{', '.join(CONTENT_KEYS)}"
+        )
+    return {"content": content[filled[0]]}
 
 
-def _part_kind(part: Any, number: int) -> str:
-    if not isinstance(part, dict):
-        raise DataError(f"message {number} has a content part of type {kind_of(part)}")
-    return str(part.get("type", "text"))
-
-
-def _tool_call(call: Any, number: int) -> dict[str, Any]:
-    """Return a call as OpenAI's object, its arguments as an object wherever they are one."""
-    call = maybe_json(call)
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"message {number} has a tool call without a function name")
-    given = function.get("arguments", function.get("parameters", {}))
-    parsed = maybe_json(given)
-    arguments = parsed if isinstance(parsed, dict) else given
-    if parsed is given:
-        json.dumps(given)  # Parquet holds dates and bytes, which no template takes
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def to_tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the schemas of a row's tools.
-
-    Raises:
-        DataError: They are no list of objects.
-    """
-    tools = maybe_json(value)
-    if not tools:
-        return ()
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise DataError("has tools that are not a list of objects")
-    if tools is value:
-        json.dumps(tools)
-    return tuple(
-        tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (
+        isinstance(part, dict) and PARTS.get(str(part.get("type"))) == "content"
     )
+
+
+def _said_in_parts(parts: Sequence[Any]) -> dict[str, Any]:
+    said: dict[str, list[Any]] = {"content": [], "reasoning_content": [], "tool_calls": []}
+    learnt = set()
+    for given in parts:
+        part = {"type": "text", "text": given} if isinstance(given, str) else given
+        if not isinstance(part, dict):
+            raise DataError(f"has a content part of type {kind_of(part)}")
+        kind = str(part.get("type", "text"))
+        name = PARTS.get(kind, "")
+        value = first_of(part, ("text", "value", "content", kind))
+        if name == "tool_calls":
+            said[name] += to_calls(part if value is None else value)
+        elif name and isinstance(value, str):
+            said[name].append(value)
+        else:
+            raise DataError(f"has a part of type '{kind}', which is no text")
+        learnt.add(_learnt(part) is not False)
+    if len(learnt) > 1:
+        raise DataError("has parts that are learnt from and parts that are not; flag whole answers")
+    return {
+        "content": "".join(said["content"]),
+        **(
+            {"reasoning_content": "\n".join(said["reasoning_content"])}
+            if said["reasoning_content"]
+            else {}
+        ),
+        **({"tool_calls": said["tool_calls"]} if said["tool_calls"] else {}),
+        **({"weight": 0} if learnt == {False} else {}),
+    }

@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_core.corpus.chats import (
-    ANSWERS,
-    FORMATS,
-    INPUTS,
-    LISTS,
-    QUESTIONS,
-    SYSTEMS,
-    convert_row,
-    detect_format,
-)
+from dflash_core.corpus.chats import FORMATS, convert_row, detect_format
+from dflash_core.corpus.keys import ANSWERS, INPUTS, LISTS, QUESTIONS, SYSTEMS
 from dflash_core.errors import DataError
 
 PAIR = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
