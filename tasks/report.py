@@ -58,11 +58,11 @@ def training_facts(job: TrainingJob, strategy: StrategyFacts, accuracy: Accuracy
         predicted_ktok_s=accuracy.predicted_ktok_s,
         accuracy=accuracy,
         final_loss=sum(line["loss"] for line in last) / len(last),
-        expected_acceptance=sum(line["expected_acceptance"] for line in last) / len(last),
+        acceptance_at_anchors=sum(line["acceptance_at_anchors"] for line in last) / len(last),
         memory=_memory(job),
         peak_memory_bytes=max(line["peak_memory_bytes"] for line in lines),
         losses=tuple(line["loss"] for line in learnt),
-        acceptances=tuple(line["expected_acceptance"] for line in learnt),
+        acceptances=tuple(line["acceptance_at_anchors"] for line in learnt),
     )
 
 

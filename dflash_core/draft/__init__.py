@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dflash_core.draft.attention import SlicedAttention
     from dflash_core.draft.batch import DraftBatch, collate
     from dflash_core.draft.build import build_drafter, draft_spec, frequent_tokens
-    from dflash_core.draft.loss import DraftLoss, draft_hidden, draft_loss, expected_acceptance
+    from dflash_core.draft.loss import DraftLoss, draft_hidden, draft_loss
     from dflash_core.draft.model import DraftModel
     from dflash_core.draft.spec import DraftSpec
 
@@ -28,7 +28,6 @@ __all__ = [
     "draft_loss",
     "draft_spec",
     "eligible_anchors",
-    "expected_acceptance",
     "frequent_tokens",
     "sample_anchors",
 ]
@@ -45,7 +44,6 @@ _LAZY = {
     "draft_hidden": "loss",
     "draft_loss": "loss",
     "draft_spec": "build",
-    "expected_acceptance": "loss",
     "frequent_tokens": "build",
 }
 

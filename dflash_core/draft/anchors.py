@@ -7,7 +7,16 @@ from numpy.typing import NDArray
 
 from dflash_core.planning.anchors import AnchorConfig, num_anchors
 
-__all__ = ["eligible_anchors", "sample_anchors"]
+__all__ = [
+    "EVERY_POSITION",
+    "MOST_SUPERVISED",
+    "eligible_anchors",
+    "opening",
+    "sample_anchors",
+]
+
+EVERY_POSITION = AnchorConfig(anchors_per_supervised_token=1.0, max_anchors=2**31)
+MOST_SUPERVISED = 2048  # of a held-out sample: four times the paper's most anchors of a sample
 
 
 def eligible_anchors(loss_mask: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -21,6 +30,16 @@ def eligible_anchors(loss_mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """
     mask = np.asarray(loss_mask, dtype=np.bool_)
     return np.flatnonzero(mask[:-1] & mask[1:])
+
+
+def opening(loss_mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the mask of the supervised tokens that held-out samples are measured on: the first.
+
+    What decoding would accept is only known with an anchor wherever a block may begin. These are
+    four times the default share of anchors, so with this limit measuring samples runs the drafter
+    on at most about four times what training on them would.
+    """
+    return loss_mask & (np.cumsum(loss_mask) <= MOST_SUPERVISED)
 
 
 def sample_anchors(

@@ -9,10 +9,12 @@ D-PACE (arXiv 2605.18810) ``sum over m >= k of prod over i <= m of q_i`` with
 ``q = (1 - alpha) p(label) + alpha``, detached; forward KL uses the decay with the target's own
 distribution at the token before as the soft label.
 
-Legend: N anchors, K block size, D width, V vocabulary (the drafter's), P scored slots of a chunk.
+Legend: N anchors, K block size, D width, V vocabulary (the drafter's), U the target's, P scored
+slots of a chunk.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,11 +30,12 @@ from dflash_core.errors import ConfigError
 
 __all__ = [
     "DraftLoss",
+    "acceptance_at_anchors",
     "decay_gamma",
+    "decoding_rounds",
     "dpace_weights",
     "draft_hidden",
     "draft_loss",
-    "expected_acceptance",
 ]
 
 
@@ -44,7 +47,8 @@ class DraftLoss:
         loss_sum: Sum of weight times loss over scored slots, the only member with a gradient.
         weight_NK: Weight of each slot, 0 where nothing is scored.
         loss_NK: Cross-entropy (or KL divergence) of each scored slot, else 0.
-        correct_NK: Slots whose most likely token is the label.
+        correct_NK: Scored slots whose most likely token is the label; in distillation, the token
+            that the target itself would say there, of its whole vocabulary.
         scored_NK: Slots with a label that the drafter can propose.
         valid_NK: Slots with a supervised label, proposable or not.
     """
@@ -67,7 +71,7 @@ class DraftLoss:
 
         Rows: loss, scored slots, correct slots, supervised slots, blocks that are correct up to
         here, blocks that are supervised up to here. Loss is row 0 / row 1, accuracy row 2 /
-        row 3, and `expected_acceptance` reads the last two.
+        row 3, and `acceptance_at_anchors` reads the last two.
         """
         first = torch.ones_like(self.valid_NK[:, :1])
         reach = torch.cat([first, self.valid_NK[:, 1:]], dim=1).long().cumprod(1)
@@ -76,14 +80,40 @@ class DraftLoss:
         return torch.stack([row.sum(0, dtype=torch.float64) for row in rows])
 
 
-def expected_acceptance(by_position: Tensor) -> float:
-    """Return the acceptance length (bonus token included) that teacher forcing predicts.
+def acceptance_at_anchors(by_position: Tensor) -> float:
+    """Return the mean over anchors of the leading correct drafts, and the bonus token.
+
+    Not what decoding reaches: it begins blocks where drafts were wrong more often than elsewhere.
 
     Args:
         by_position: Sums as in `DraftLoss.by_position`, added over as many batches as wanted.
     """
     run, reach = by_position[4, 1:], by_position[5, 1:]
     return 1.0 + float((run / reach.clamp(min=1)).sum())
+
+
+def decoding_rounds(correct_NK: Tensor, batch: DraftBatch) -> int:
+    """Return in how many verifications greedy decoding would commit a batch's very texts.
+
+    The first token of a supervised run comes from the forward before it. From there a block
+    commits its leading correct drafts and the bonus token, and the next one begins at the last of
+    them. Every anchor is one more token to commit, so ``num_anchors / rounds`` is the acceptance
+    length, and both add over batches and ranks.
+
+    Args:
+        correct_NK: As in `DraftLoss`.
+        batch: The micro-batch, with an anchor at every eligible position.
+    """
+    accepted_N = correct_NK[:, 1:].long().cumprod(1).sum(1).tolist()
+    places_2N = torch.stack([batch.anchor_documents_N, batch.anchor_positions_N]).cpu()
+    document_N, step_N = places_2N.diff(dim=1)
+    starts = (torch.nonzero((document_N != 0) | (step_N != 1)).flatten() + 1).tolist()
+    rounds = 0
+    for anchor, end in pairwise([0, *starts, len(accepted_N)]):
+        while anchor < end:
+            anchor += accepted_N[anchor] + 1
+            rounds += 1
+    return rounds
 
 
 def decay_gamma(block_size: int, config: LossConfig) -> float:
@@ -158,20 +188,18 @@ def draft_loss(
     hidden_NKD = draft_hidden(model, embedding_VD, features_MF[:, :width], batch, attend)
     teacher_NKD = _teacher(batch, features_MF[:, width:]) if config.distils else None
     labels_NK, scored_NK = _draft_labels(model, batch)
-    head = model.head_weight(head_VD)
     outputs: Any = _ChunkedLoss.apply(
-        hidden_NKD, head, teacher_NKD, labels_NK, scored_NK, model, config
+        hidden_NKD, head_VD, teacher_NKD, labels_NK, scored_NK, model, config
     )
     loss_sum, weight_NK, loss_NK, correct_NK = outputs
     return DraftLoss(loss_sum, weight_NK, loss_NK, correct_NK, scored_NK, batch.valid_NK)
 
 
-def dpace_weights(probability_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
-    """Return D-PACE weights, shape (N, K); slots that are not valid get 0 and end no product."""
-    smooth = (1 - alpha) * probability_NK + alpha
-    survival = torch.where(valid_NK, smooth, torch.ones_like(smooth)).cumprod(1)
-    survival = survival * valid_NK
-    return survival.flip(1).cumsum(1).flip(1) * valid_NK
+def dpace_weights(probability_NK: Tensor, scored_NK: Tensor, alpha: float) -> Tensor:
+    """Return D-PACE weights, shape (N, K); a slot that is not scored ends the block before it."""
+    smooth = ((1 - alpha) * probability_NK + alpha) * scored_NK
+    survival = smooth[:, 1:].cumprod(1)
+    return F.pad(survival.flip(1).cumsum(1).flip(1), (1, 0))
 
 
 def _draft_labels(model: DraftModel, batch: DraftBatch) -> tuple[Tensor, Tensor]:
@@ -206,13 +234,14 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden_NKD: Tensor,
-        head_VD: Tensor,
+        target_head_UD: Tensor,
         teacher_NKD: Tensor | None,
         labels_NK: Tensor,
         scored_NK: Tensor,
         model: DraftModel,
         config: LossConfig,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ids, head_VD = model.draft_token_ids, model.head_weight(target_head_UD)
         dtype = torch.float64 if hidden_NKD.dtype == torch.float64 else torch.float32
         weight = _decay(model.spec.block_size, config, scored_NK, dtype)
         loss, correct = torch.zeros_like(weight), torch.zeros_like(scored_NK)
@@ -222,11 +251,13 @@ class _ChunkedLoss(torch.autograd.Function):
             scored = scored_NK[rows]
             labels_P = labels_NK[rows][scored]
             logits_PV = _logits(model, hidden_NKD[rows][scored], head_VD)
-            soft_PV = None
-            if teacher_NKD is not None:
-                soft_PV = _logits(model, teacher_NKD[rows][scored], head_VD).softmax(-1)
             top_P, best_P = logits_PV.max(-1)
-            correct[rows] = correct[rows].masked_scatter(scored, best_P == labels_P)
+            soft_PV, right_P = None, best_P == labels_P
+            if teacher_NKD is not None:
+                said_PU = _logits(model, teacher_NKD[rows][scored], target_head_UD)
+                right_P = (best_P if ids is None else ids[best_P]) == said_PU.argmax(-1)
+                soft_PV = (said_PU if ids is None else said_PU[:, ids]).softmax(-1)
+            correct[rows] = correct[rows].masked_scatter(scored, right_P)
             score_P = _label_score(logits_PV, labels_P, soft_PV)
             cap_slope_PV = _cap_slope(model, logits_PV)
             # From here on the logits' memory holds unnormalised chances, then the gradient.

@@ -80,14 +80,14 @@ def throughput_figure(
 
 
 def training_figure(training: TrainingFacts) -> Figure:
-    """Draw the loss, with its running mean, and the acceptance that teacher forcing promises."""
+    """Draw the loss, with its running mean, and the acceptance at the anchors drawn."""
     figure, axes = _axes("step", "loss")
     steps = np.arange(1, len(training.losses) + 1)
     axes.plot(steps, training.losses, color=BLUE, alpha=0.25, linewidth=0.8)
     axes.plot(steps, _smooth(training.losses), color=BLUE, label="loss")
     other = axes.twinx()
-    other.plot(steps, _smooth(training.acceptances), color=ORANGE, label="expected acceptance")
-    other.set_ylabel("expected acceptance length")
+    other.plot(steps, _smooth(training.acceptances), color=ORANGE, label="at drawn anchors")
+    other.set_ylabel("acceptance at drawn anchors")
     figure.legend(loc="upper center", ncols=2, frameon=False)
     return figure
 

@@ -101,8 +101,8 @@ class TrainingFacts(FrozenModel):
     """What the calibration had predicted."""
     final_loss: float
     """Mean loss of the last twentieth of the steps."""
-    expected_acceptance: float
-    """Acceptance length that teacher forcing promises, over the same steps."""
+    acceptance_at_anchors: float
+    """Mean leading correct drafts from drawn anchors on, and the bonus token, over these steps."""
     peak_memory_bytes: int
     """Over all ranks."""
     accuracy: Accuracy | None = None
@@ -112,7 +112,7 @@ class TrainingFacts(FrozenModel):
     losses: tuple[float, ...]
     """Loss of each step."""
     acceptances: tuple[float, ...]
-    """Expected acceptance of each step."""
+    """Acceptance at the anchors of each step."""
 
     @property
     def prediction_error(self) -> float:

@@ -123,8 +123,8 @@ def headline(summary: RunSummary) -> list[tuple[str, str]]:
             (
                 "training",
                 f"{training.num_steps:,} steps in {training.seconds:.0f} s, loss "
-                f"{training.final_loss:.3f}, expected acceptance "
-                f"{training.expected_acceptance:.2f}",
+                f"{training.final_loss:.3f}, acceptance at drawn anchors "
+                f"{training.acceptance_at_anchors:.2f}",
             )
         )
         if training.memory:

@@ -1,6 +1,6 @@
 """Train the drafter on the frozen target's features."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from dflash_core.draft import (
     build_drafter,
     collate,
     draft_loss,
-    expected_acceptance,
 )
-from dflash_core.draft.loss import DraftLoss
+from dflash_core.draft.anchors import EVERY_POSITION, opening
+from dflash_core.draft.loss import DraftLoss, acceptance_at_anchors, decoding_rounds
 from dflash_core.errors import DraftError
 from dflash_core.export import export_drafter, load_drafter
 from dflash_core.planning.anchors import AnchorConfig
@@ -32,7 +32,7 @@ from dflash_core.training.spread import spread
 __all__ = ["DraftObjective", "Layout"]
 
 POSITION_ROWS = 6
-COUNTS = 5
+COUNTS = 4
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,16 @@ class Layout:
         """Return the batch in host memory."""
         store = self.heldout if micro_batch.heldout else self.store
         assert store is not None
+        rows, anchors = read_rows(micro_batch, store), self.job.batching.anchors
+        if micro_batch.heldout:
+            anchors = EVERY_POSITION
+            rows = [[replace(s, loss_mask=opening(s.loss_mask)) for s in row] for row in rows]
         batch = collate(
-            read_rows(micro_batch, store),
+            rows,
             padded_length=micro_batch.padded_length,
             block_size=self.block_size,
             mask_token_id=self.mask_token_id,
-            anchors=self.job.batching.anchors,
+            anchors=anchors,
             seed=self.job.training.seed,
             epoch=micro_batch.epoch,
             distils=self.job.loss.distils,
@@ -133,16 +137,15 @@ class DraftObjective:
         weight = micro_batch.weight
         result = self._learn(features_MF, batch, weight)
         counted = [
-            float(result.loss_sum.detach()) * weight,
-            float(result.weight_sum) * weight,
+            float(result.loss_sum.detach()),
+            float(result.weight_sum),
             batch.num_anchors,
             batch.num_covered,
             batch.num_without_anchors,
-            batch.num_documents,
-            batch.num_supervised,
+            decoding_rounds(result.correct_NK, batch) if micro_batch.heldout else 0,
         ]
-        by_position = result.by_position.flatten().cpu() * weight
-        sums = torch.cat([torch.tensor(counted, dtype=torch.float64), by_position])
+        by_position = result.by_position.flatten().cpu()
+        sums = torch.cat([torch.tensor(counted, dtype=torch.float64), by_position]) * weight
         return _outcome(sums, result, batch, groups, weight)
 
     def idle(self) -> None:
@@ -170,7 +173,10 @@ class DraftObjective:
         return result
 
     def describe(self, sums: Tensor) -> dict[str, Any]:
-        """Return the loss, overall and by block position, and what it promises in acceptance."""
+        """Return loss and accuracy, overall and by block position, and what they are made of.
+
+        Of held-out samples also the acceptance length that decoding them would have.
+        """
         by_position = sums[2 + COUNTS :].view(POSITION_ROWS, -1)
         loss, scored, correct, supervised = by_position[:4, 1:]
         return {
@@ -178,15 +184,16 @@ class DraftObjective:
             "loss_by_position": (loss / scored.clamp(min=1)).tolist(),
             "accuracy": float(correct.sum() / supervised.sum().clamp(min=1)),
             "accuracy_by_position": (correct / supervised.clamp(min=1)).tolist(),
-            "expected_acceptance": self.score(sums),
+            "acceptance_at_anchors": acceptance_at_anchors(by_position),
             "num_anchors": int(sums[2]),
             "covered_tokens": int(sums[3]),
             "samples_without_anchors": int(sums[4]),
+            **({"expected_acceptance": self.score(sums)} if sums[5] else {}),
         }
 
     def score(self, sums: Tensor) -> float:
-        """Return the acceptance length that teacher forcing predicts."""
-        return expected_acceptance(sums[2 + COUNTS :].view(POSITION_ROWS, -1))
+        """Return the acceptance length that greedy decoding of these very texts would have."""
+        return float(sums[2] / sums[5])
 
     def rebuilt(self, weights: dict[str, Tensor]) -> DraftModel:
         """Return a drafter like this one, of whole weights, on the same device."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
+from dflash_core.draft.anchors import EVERY_POSITION, MOST_SUPERVISED
 from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch
 from dflash_core.throughput import route_targets
 from dflash_core.training.config import TrainingJob
@@ -219,14 +220,14 @@ class Epochs:
         chosen = self.heldout_samples
         if not len(chosen):
             return []
-        config = self._heldout_batching(self._heldout.supervised[chosen])
+        supervised = np.minimum(self._heldout.supervised[chosen], MOST_SUPERVISED)
         plan = plan_epoch(
             self._heldout.lengths[chosen],
-            config,
+            self._heldout_batching(supervised),
             epoch=0,
             seed=0,
             world_size=1,
-            supervised=self._heldout.supervised[chosen],
+            supervised=supervised,
         )
         return [
             _micro_batch(plan, index, 0, weight=1.0, samples=chosen)
@@ -234,17 +235,15 @@ class Epochs:
         ]
 
     def _heldout_batching(self, supervised: NDArray[np.int64]) -> BatchingConfig:
-        batching = self._job.batching
-        anchors = batching.anchor_budget
-        if anchors is not None:
-            # No gradients are kept: one with more anchors than any that is trained on fits as well.
-            anchors = max(anchors, int(num_anchors(supervised, batching.anchors).max()))
+        batching, most = self._job.batching, int(self.plan(0).num_anchors.max())
+        # No gradients are kept: one with more anchors than any that is trained on fits as well.
+        anchors = max(most, int(num_anchors(supervised, EVERY_POSITION).max()))
         return BatchingConfig(
             strategy="sorted",
             token_budget=batching.token_budget,
             anchor_budget=anchors,
             max_samples=batching.max_samples,
-            anchors=batching.anchors,
+            anchors=EVERY_POSITION,
             max_length=self.plan(0).max_length,
             oversize="truncate",
             micro_batches_per_step=1,

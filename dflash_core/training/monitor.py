@@ -10,8 +10,9 @@ Loss: ``loss``, ``accuracy``, ``loss_adjusted``, ``loss_expected`` and ``loss_ex
 ``length_edges``), ``grad_norm`` (before clipping), ``learning_rate``, ``skipped`` (loss or gradient
 was not finite, nothing was learnt), ``skipped_steps`` (so far). The drafter adds
 ``loss_by_position`` and ``accuracy_by_position`` (slots 1 .. block_size - 1),
-``expected_acceptance`` (what teacher forcing predicts), ``num_anchors``, ``covered_tokens``
-(supervised tokens in at least one scored slot), ``samples_without_anchors``.
+``acceptance_at_anchors`` (mean leading correct drafts from the drawn anchors on, and the bonus
+token; not what decoding reaches), ``num_anchors``, ``covered_tokens`` (supervised tokens in at
+least one scored slot), ``samples_without_anchors``.
 
 Tokens: ``real_tokens``, ``token_slots``, ``supervised_tokens``, ``padding_efficiency``,
 ``padding_efficiency_so_far`` (since the run began), ``real_tokens_per_s``, ``slots_per_s``,
@@ -26,9 +27,10 @@ ranks that run the target for ``target``),
 ``features`` on target ranks), ``bottleneck`` (prefetch, target, draft or wait: the largest share),
 ``peak_memory_bytes`` (summed over drafter ranks).
 
-After a measurement: ``heldout_loss``, ``heldout_accuracy``, ``heldout_expected_acceptance``,
-``heldout_loss_by_group``, ``forgotten_groups`` (see `dflash_core.training.forgetting`), and
-``heldout_acceptance`` when prompts were decoded.
+After a measurement: ``heldout_loss``, ``heldout_accuracy``, ``heldout_expected_acceptance`` (the
+acceptance length that greedy decoding of these very texts would have), ``heldout_loss_by_group``,
+``forgotten_groups`` (see `dflash_core.training.forgetting`), and ``heldout_acceptance`` when
+prompts were decoded.
 """
 
 import fcntl

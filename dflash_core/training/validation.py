@@ -113,7 +113,8 @@ class Validation:
         )
         every = self._config.accept_every_steps
         if every is None:
-            return Measured(metrics, self._objective.score(sums))
+            finite = math.isfinite(described["loss"])
+            return Measured(metrics, self._objective.score(sums) if finite else None)
         if (step + 1) % every and step + 1 != self._epochs.num_steps:
             return Measured(metrics, None)
         tau = self._acceptance(step)

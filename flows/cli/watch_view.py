@@ -89,7 +89,7 @@ def _rows(log: RunLog) -> list[tuple[str, RenderableType]]:
     rows: list[tuple[str, RenderableType]] = [
         ("loss", _curve(log.steps, "loss", "{:.3f}")),
         ("adjusted", _adjusted(log.steps)),
-        ("acceptance", _curve(log.steps, "expected_acceptance", "{:.2f} expected")),
+        ("acceptance", _curve(log.steps, "acceptance_at_anchors", "{:.2f} at drawn anchors")),
         ("accuracy", _by_position(last)),
         ("by length", _by_length(last)),
         ("tokens", _tokens(recent)),

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from dflash_core.draft import LossConfig, draft_hidden, draft_loss
-from dflash_core.draft.loss import DraftLoss, decay_gamma, expected_acceptance
+from dflash_core.draft.loss import DraftLoss, acceptance_at_anchors, decay_gamma, decoding_rounds
 from dflash_core.errors import ConfigError
 from tests.dflash_core.draft.parts import (
     VOCABULARY,
@@ -48,17 +48,24 @@ def plain_loss(model, target, batch, features, final, config):
     """The loss slot by slot, from logits that are all kept, with autograd's own gradient."""
     given = weights(target)
     hidden = draft_hidden(model, given["embedding_VD"], kept(batch, features), batch)
-    logits = model.scale_logits(hidden @ given["head_VD"].T)
+    head = model.head_weight(given["head_VD"])
+    logits = model.scale_logits(hidden @ head.T)
+    ids = model.draft_token_ids
+    ids = list(range(VOCABULARY)) if ids is None else ids.tolist()
     gamma = {4: 2.0, 8: 4.0, 10: 5.0, 16: 7.0}[model.spec.block_size]
     total = torch.zeros((), dtype=torch.float64)
     for n in range(batch.num_anchors):
         valid = [k for k in range(logits.shape[1]) if batch.valid_NK[n, k]]
+        valid = [k for k in valid if batch.labels_NK[n, k] in ids]
+        label = {k: torch.tensor(ids.index(int(batch.labels_NK[n, k]))) for k in valid}
+        if config.kind == "dpace":
+            valid = [k for index, k in enumerate(valid) if k == index + 1]
         row, column = int(batch.anchor_rows_N[n]), int(batch.anchor_columns_N[n])
-        chance = [logits[n, k].softmax(-1)[batch.labels_NK[n, k]].item() for k in valid]
+        chance = [logits[n, k].softmax(-1)[label[k]].item() for k in valid]
         smooth = [(1 - config.dpace_alpha) * q + config.dpace_alpha for q in chance]
         for index, k in enumerate(valid):
             if config.kind == "forward_kl":
-                soft = model.scale_logits(final[row, column + k - 1] @ given["head_VD"].T)
+                soft = model.scale_logits(final[row, column + k - 1] @ head.T)
                 term = F.kl_div(
                     logits[n, k].log_softmax(-1),
                     soft.log_softmax(-1),
@@ -66,7 +73,7 @@ def plain_loss(model, target, batch, features, final, config):
                     reduction="sum",
                 )
             else:
-                term = F.cross_entropy(logits[n, k][None], batch.labels_NK[n, k][None])
+                term = F.cross_entropy(logits[n, k][None], label[k][None])
             weight = math.exp(-(k - 1) / gamma)
             if config.kind == "dpace":
                 weight = sum(math.prod(smooth[: m + 1]) for m in range(index, len(valid)))
@@ -75,11 +82,13 @@ def plain_loss(model, target, batch, features, final, config):
 
 
 @pytest.mark.parametrize("kind", ["decayed_ce", "dpace", "forward_kl"])
-@pytest.mark.parametrize("cap", [None, 5.0])
-def test_loss_and_gradient_equal_the_plain_version(kind, cap):
+@pytest.mark.parametrize(("cap", "ids"), [(None, None), (5.0, None), (None, np.arange(0, 96, 3))])
+def test_loss_and_gradient_equal_the_plain_version(kind, cap, ids):
+    """With every third token only, a block of D-PACE ends at the first that is not proposable."""
     target = small_target()
     target.model.config.final_logit_softcapping = cap
-    model = small_drafter(target, double=True)
+    reduced = {} if ids is None else {"draft_vocab_size": len(ids), "draft_token_ids": ids}
+    model = small_drafter(target, double=True, **reduced)
     config = LossConfig(kind=kind, chunk_anchors=3)
     loss, batch, features, final = run(model, target, ROWS, config)
     plain = plain_loss(model, target, batch, features, final, config)
@@ -180,14 +189,51 @@ def test_the_whole_vocabulary_as_a_reduced_one_changes_nothing():
     assert torch.equal(one.loss_sum, other.loss_sum)
 
 
-def test_expected_acceptance_is_the_mean_leading_run_with_the_bonus():
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_are_those_of_decoding_the_very_same_texts(seed):
+    """Walked token by token, over two documents of one row, the second with a gap."""
+    samples = [document(33, seed=seed), document(50, seed=seed, gaps=(20, 21))]
+    batch = batch_of([samples], anchors_per_supervised_token=1.0)
+    correct = torch.rand(batch.labels_NK.shape, generator=torch.Generator().manual_seed(seed)) < 0.7
+    correct &= batch.valid_NK
+    places = zip(batch.anchor_documents_N.tolist(), batch.anchor_positions_N.tolist(), strict=True)
+    block_at = dict(zip(places, correct.tolist(), strict=True))
+    rounds = 0
+    for number, sample in enumerate(samples):
+        written = 0
+        for position in range(len(sample.input_ids)):
+            if not sample.loss_mask[position]:
+                written = 0  # a run's first token is the target's own
+            elif (number, position) in block_at and position >= written:
+                drafts = [*block_at[number, position][1:], False]
+                written = position + drafts.index(False) + 1
+                rounds += 1
+    assert decoding_rounds(correct, batch) == rounds
+
+
+def test_distillation_is_right_where_the_draft_is_what_the_target_would_say():
+    """Of its whole vocabulary, also where the drafter has every other token only."""
+    target, ids = small_target(), np.arange(0, VOCABULARY, 2)
+    model = small_drafter(target, double=True, draft_vocab_size=len(ids), draft_token_ids=ids)
+    config = LossConfig(kind="forward_kl", chunk_anchors=3)
+    loss, batch, features, final = run(model, target, ROWS, config)
+    given = weights(target)
+    hidden = draft_hidden(model, given["embedding_VD"], kept(batch, features), batch)
+    drafts = torch.from_numpy(ids)[(hidden @ model.head_weight(given["head_VD"]).T).argmax(-1)]
+    slots = batch.anchor_columns_N[:, None] + torch.arange(-1, 3)
+    rows = batch.anchor_rows_N[:, None].expand_as(slots)
+    said = (final[rows, slots.clamp(0, final.shape[1] - 1)] @ given["head_VD"].T).argmax(-1)
+    assert torch.equal(loss.correct_NK, (drafts == said) & loss.scored_NK)
+
+
+def test_acceptance_at_anchors_is_the_mean_leading_run_with_the_bonus():
     """Blocks of 4: all right; right, wrong, right; cut after two slots, both right."""
     correct = torch.tensor([[0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]]).bool()
     valid = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 0]]).bool()
     zeros = torch.zeros(3, 4)
     loss = DraftLoss(zeros.sum(), zeros, zeros, correct, valid, valid)
     # Reached: 3 blocks at slot 1, 3 at slot 2, 2 at slot 3; run: 3, 2, 1.
-    assert expected_acceptance(loss.by_position) == pytest.approx(1 + 3 / 3 + 2 / 3 + 1 / 2)
+    assert acceptance_at_anchors(loss.by_position) == pytest.approx(1 + 3 / 3 + 2 / 3 + 1 / 2)
 
 
 def test_distillation_without_final_hidden_states_is_refused():

@@ -112,7 +112,7 @@ def finished() -> RunSummary:
                 measured_ktok_s=5,
                 predicted_ktok_s=4,
                 final_loss=1.25,
-                expected_acceptance=1.6,
+                acceptance_at_anchors=1.6,
                 peak_memory_bytes=10**9,
                 losses=(3, 2, 1.5, 1.25),
                 acceptances=(1, 1.2, 1.5, 1.6),
