@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -35,12 +35,16 @@ from dflash_core.training.config import TrainingConfig
 __all__ = [
     "NAME_PATTERN",
     "CompareConfig",
+    "CorpusSettings",
     "RetrainConfig",
     "RunConfig",
     "Settings",
     "TrackingConfig",
+    "load_sections",
     "load_settings",
 ]
+
+S = TypeVar("S", bound="CorpusSettings")
 
 ENV_PREFIX = "DFLASH_"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -151,13 +155,18 @@ class RetrainConfig(FrozenModel):
     """Largest distance of length distributions up to which the champion's edges are kept."""
 
 
-class Settings(FrozenModel):
-    """One run from chats to a registered drafter."""
+class CorpusSettings(FrozenModel):
+    """What encoding and answering chats depends on."""
 
     target: TargetConfig
     """The target model."""
-    corpus: CorpusConfig = CorpusConfig(source="stdlib")
+    corpus: CorpusConfig = CorpusConfig()
     """The training data."""
+
+
+class Settings(CorpusSettings):
+    """One run from chats to a registered drafter."""
+
     run: RunConfig = RunConfig()
     """Where results go."""
     batching: BatchingConfig = BatchingConfig()
@@ -201,14 +210,29 @@ def load_settings(file: Path | None = None, overrides: Sequence[str] = ()) -> Se
         ConfigError: Missing or malformed file, an unknown option or variable.
         pydantic.ValidationError: A value is unknown or out of range.
     """
+    return load_sections(Settings, file, overrides)
+
+
+def load_sections(kind: type[S], file: Path | None = None, overrides: Sequence[str] = ()) -> S:
+    """Read some sections of the settings, as `load_settings` does; a file may hold the others too.
+
+    Args:
+        kind: The sections.
+        file: TOML file.
+        overrides: Words of these sections.
+
+    Raises:
+        ConfigError: Missing or malformed file, an unknown option or variable.
+        pydantic.ValidationError: A value is unknown or out of range.
+    """
     from_file = _read_toml(file) if file else {}
+    others = Settings.model_fields.keys() - kind.model_fields.keys()
     _check_environment(os.environ)
 
-    class Sources(Settings, BaseSettings):
+    class Sources(kind, BaseSettings):
         model_config = SettingsConfigDict(
             env_prefix=ENV_PREFIX,
             env_nested_delimiter="__",
-            nested_model_default_partial_update=True,
             cli_avoid_json=False,
         )
 
@@ -230,10 +254,10 @@ def load_settings(file: Path | None = None, overrides: Sequence[str] = ()) -> Se
             return command_line, _Environment(settings_cls), init_settings
 
     try:
-        merged = Sources(**from_file)
+        merged = Sources(**{k: v for k, v in from_file.items() if k not in others})
     except SettingsError as error:
         raise _config_error(str(error)) from None
-    return Settings.model_validate(merged.model_dump())
+    return kind.model_validate(merged.model_dump())
 
 
 class _Environment(EnvSettingsSource):

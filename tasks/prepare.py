@@ -1,5 +1,6 @@
 """Chats to token stores."""
 
+import os
 from contextlib import ExitStack
 
 from prefect import task
@@ -9,12 +10,15 @@ from configs.settings import Settings
 from dflash_core.corpus.build import (
     CorpusReport,
     Regenerated,
-    answers_digest,
+    answers_facts,
     build_corpus,
     regenerate_corpus,
     source_digest,
 )
 from dflash_core.corpus.config import CorpusConfig
+from dflash_core.corpus.endpoint import endpoint_generate
+from dflash_core.corpus.loading import load_encoder
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import Generate
 from dflash_core.decoding.regeneration import target_generate
 from dflash_core.reporting import CorpusFacts
@@ -33,16 +37,16 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
     """Build the corpus, or find the one made of the same chats, target, settings and code."""
     config = with_local_inputs(settings.corpus, folder)
     target = target_digest(settings.target.path)
-    out = cached_path(
-        folder, "corpus", config.model_dump(mode="json"), source_digest(config), target
-    )
+    encoder = load_encoder(settings.target.path, config)
+    facts = source_digest(config), encoder.digest, target
+    out = cached_path(folder, "corpus", config.model_dump(mode="json"), *facts)
 
     with alone(folder, out.name):
         reused = (out / "corpus.json").is_file()
         regenerated = None
         if config.regenerate.enabled and not reused:
-            regenerated = _regenerate(settings, config, folder, target)
-        report = build_corpus(config, settings.target.path, out, regenerated=regenerated)
+            regenerated = _regenerate(settings, config, folder, encoder, target)
+        report = build_corpus(config, encoder, out, regenerated=regenerated)
     facts = corpus_facts(settings, report)
     announce(
         f"corpus: {facts.num_train:,} samples, {facts.num_held_out:,} held out, "
@@ -52,23 +56,27 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
 
 
 def _regenerate(
-    settings: Settings, config: CorpusConfig, folder: RunFolder, target: str
+    settings: Settings, config: CorpusConfig, folder: RunFolder, encoder: ChatEncoder, target: str
 ) -> Regenerated:
     """Have the target answer, or find what it said to the same; only meanwhile a slot is held."""
-    out = cached_path(folder, "answers", answers_digest(config), target)
+    facts = answers_facts(config, encoder, target)
+    out = cached_path(folder, "answers", facts)
     with alone(folder, out.name), ExitStack() as held:
         on_progress = held.enter_context(progress("answers regenerated"))
 
         def generate() -> Generate:
+            if config.regenerate.endpoint is not None:
+                return endpoint_generate(config, api_key=os.environ.get("OPENAI_API_KEY"))
             device = held.enter_context(decoding_device(settings))
-            return target_generate(load_target(settings.target, device=device), config.regenerate)
+            loaded = load_target(settings.target, device=device)
+            return target_generate(loaded, config.regenerate, encoder)
 
         return regenerate_corpus(
             config,
-            settings.target.path,
-            out,
+            encoder,
+            out / "regenerated.jsonl",
             generate=generate,
-            facts={"target": target},
+            facts=facts,
             on_progress=on_progress,
         )
 

@@ -3,14 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from dflash_core.corpus.config import CorpusConfig, PrepareConfig, RegenerateConfig
+from dflash_core.corpus.config import (
+    CorpusConfig,
+    EndpointConfig,
+    PrepareConfig,
+    RegenerateConfig,
+)
 from dflash_core.corpus.store import Sample, TokenStore, write_store
 
 if TYPE_CHECKING:
     from dflash_core.corpus.assemble import PrepareReport, Selection, find_leaks
     from dflash_core.corpus.chats import Conversation, convert_row, detect_format
     from dflash_core.corpus.conversations import iter_conversations
-    from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
+    from dflash_core.corpus.endpoint import endpoint_generate
     from dflash_core.corpus.loading import load_encoder
     from dflash_core.corpus.masking import ChatEncoder, encode_chat
     from dflash_core.corpus.prepare import prepare_corpus, prepare_store
@@ -45,7 +50,6 @@ __all__ = [
 _LAZY = {
     "ChatEncoder": "masking",
     "Conversation": "chats",
-    "EndpointConfig": "endpoint",
     "PrepareReport": "assemble",
     "RegenerateReport": "regenerate",
     "Selection": "assemble",

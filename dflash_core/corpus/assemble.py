@@ -21,8 +21,8 @@ from pydantic import Field
 
 from dflash_core.artifacts import atomic_write, new_artifact
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.part import PROVENANCE, PartSummary, Reject, read_part
+from dflash_core.corpus.config import ROW_FIELDS, PrepareConfig
+from dflash_core.corpus.part import PROVENANCE, PartSummary, Reject, read_part, to_lines
 from dflash_core.corpus.store import SCHEMA, STORE_KIND, STORE_VERSION, ShardWriter, TokenStore
 from dflash_core.errors import ArtifactError, DataError
 
@@ -117,19 +117,19 @@ def assemble(
     keep, dropped = _choose(keys, selection)
     num_samples = int(np.count_nonzero(keep))
     if num_samples == 0:
-        atomic_write(beside, _lines(rejects))
+        atomic_write(beside, to_lines(rejects))
         raise DataError(
             f"no sample is left for {out} of {report.num_rows:,} rows: {report.num_rejects:,} were "
             f"refused (see {beside}), {dropped['duplicates']:,} were duplicates; check the inputs "
             "and the selection"
         )
     names = _Names(keys.names[keep])
-    entries = {**facts, "config": config.model_dump(mode="json")}
+    entries = {**facts, "config": config.model_dump(mode="json", include=ROW_FIELDS)}
     with new_artifact(
         out, kind=STORE_KIND, format_version=STORE_VERSION, metadata=entries
     ) as folder:
         num_tokens, num_supervised = _copy(parts, folder, keep, names)
-        (folder / REJECTS_NAME).write_text(_lines(rejects), encoding="utf-8")
+        (folder / REJECTS_NAME).write_text(to_lines(rejects), encoding="utf-8")
         report = report.model_copy(
             update={
                 "num_samples": num_samples,
@@ -145,7 +145,7 @@ def assemble(
 
 
 def check_rejects(
-    rejects: Sequence[Reject], num_rows: int, max_reject_share: float, beside: Path
+    rejects: Sequence[Reject], num_rows: int, max_reject_share: float, beside: Path | None = None
 ) -> None:
     """Refuse to go on with inputs of which too much would be lost.
 
@@ -156,18 +156,20 @@ def check_rejects(
         beside: Where the refused rows are written, if there are too many.
 
     Raises:
-        DataError: More rows were refused than allowed.
+        DataError: There are too many.
     """
-    beside.unlink(missing_ok=True)
-    num_rejected = _num_rejected_rows(rejects)
-    share = num_rejected / max(num_rows, 1)
+    share = _num_rejected_rows(rejects) / max(num_rows, 1)
+    if beside is not None:
+        beside.unlink(missing_ok=True)
     if share > max_reject_share:
-        atomic_write(beside, _lines(rejects))
         ((reason, count),) = _reasons(rejects).most_common(1)
+        named = f"the first is {rejects[0]}"
+        if beside is not None:
+            atomic_write(beside, to_lines(rejects))
+            named = f"the commonest of the reasons in {beside} ({count:,} rows) is: {reason}"
         raise DataError(
-            f"{num_rejected:,} of {num_rows:,} rows were refused "
-            f"({share:.1%}), more than max_reject_share {max_reject_share}; "
-            f"the commonest of the reasons in {beside} ({count:,} rows) is: {reason}"
+            f"{_num_rejected_rows(rejects):,} of {num_rows:,} rows were refused ({share:.1%}), "
+            f"more than max_reject_share {max_reject_share}; {named}"
         )
 
 
@@ -318,10 +320,6 @@ def _reasons(rejects: Sequence[Reject]) -> Counter[str]:
         re.sub(r"'[^']*'|0x[0-9a-f]+|(?<![0-9])(?<!UTF-)[0-9][0-9,]*", "…", reject.reason)[:160]
         for reject in rejects
     )
-
-
-def _lines(rejects: Sequence[Reject]) -> str:
-    return "".join(reject.model_dump_json() + "\n" for reject in rejects)
 
 
 def _choose(keys: _Keys, selection: Selection) -> tuple[NDArray[np.bool_], dict[str, int]]:

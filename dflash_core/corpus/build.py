@@ -10,7 +10,7 @@ from dflash_core.config import FrozenModel
 from dflash_core.corpus.assemble import PrepareReport
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.files import file_hashes, stem_of
-from dflash_core.corpus.loading import load_tokenizer
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.prepare import prepare_corpus
 from dflash_core.corpus.regenerate import Generate, RegenerateReport, regenerate_files
 from dflash_core.corpus.spans import Message
@@ -19,14 +19,13 @@ from dflash_core.corpus.stdlib import Split, write_stdlib_chats
 __all__ = [
     "CorpusReport",
     "Regenerated",
-    "answers_digest",
+    "answers_facts",
     "build_corpus",
     "regenerate_corpus",
     "source_digest",
 ]
 
 REPORT_NAME = "corpus.json"
-ANSWERS_NAME = "regenerated.jsonl"
 
 
 class Regenerated(NamedTuple):
@@ -58,7 +57,7 @@ class CorpusReport(FrozenModel):
 
 def regenerate_corpus(
     config: CorpusConfig,
-    tokenizer: Path,
+    encoder: ChatEncoder,
     out: Path,
     *,
     generate: Callable[[], Generate],
@@ -71,32 +70,32 @@ def regenerate_corpus(
 
     Args:
         config: Settings of the corpus.
-        tokenizer: Tokenizer folder, the target's.
-        out: Folder of the answers, the same for the same `answers_digest` and target.
+        encoder: Of the target.
+        out: File of the answers, the same for the same `answers_facts`.
         generate: Makes the answerer, only when there is something to answer.
-        facts: What the answers depend on besides ``config.regenerate``: the target's digest.
+        facts: As `answers_facts` gives them.
         on_progress: Called with conversations regenerated and those there are.
 
     Raises:
         DataError: An input is missing, or more of its rows cannot be taken than allowed.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / ANSWERS_NAME
+    out.parent.mkdir(parents=True, exist_ok=True)
     report = regenerate_files(
-        _inputs(config, out, "train"),
-        config.prepare,
+        _inputs(config, out.parent, "train"),
+        config,
+        encoder,
         _only_when_asked(generate),
-        file,
-        facts={**config.regenerate.model_dump(), **facts},
-        choose=_short_answers(config, tokenizer),
+        out,
+        facts=facts,
+        choose=_short_answers(config, encoder),
         on_progress=on_progress,
     )
-    return Regenerated(file, report)
+    return Regenerated(out, report)
 
 
 def build_corpus(
     config: CorpusConfig,
-    tokenizer: Path,
+    tokenizer: Path | ChatEncoder,
     out: Path,
     *,
     regenerated: Regenerated | None = None,
@@ -108,7 +107,7 @@ def build_corpus(
 
     Args:
         config: Settings of the corpus.
-        tokenizer: Tokenizer folder with a chat template, the target's.
+        tokenizer: Tokenizer folder with a chat template, the target's, or the encoder made of it.
         out: Folder of the corpus.
         regenerated: What `regenerate_corpus` gave, which is trained on instead of the inputs.
         workers: Processes that tokenise.
@@ -157,18 +156,26 @@ def source_digest(config: CorpusConfig) -> str:
     return content_digest(list(hashes.values()))
 
 
-def answers_digest(config: CorpusConfig) -> str:
-    """Return a hash of the settings and rows that answers made anew depend on.
+def answers_facts(config: CorpusConfig, encoder: ChatEncoder, target: str) -> dict[str, Any]:
+    """Return what answers made anew depend on: settings, rows, encoder and who answers.
+
+    Args:
+        config: Settings of the corpus.
+        encoder: Of the target.
+        target: Digest of the target's folder, where no endpoint answers.
 
     Raises:
         DataError: As `source_digest`.
     """
     if config.source == "stdlib":
-        rows: Any = [sys.version, config.max_samples]
+        rows = [sys.version, str(config.max_samples)]
     else:  # a conversation is named after its file
-        rows = [(stem_of(file), sha) for file, sha in file_hashes(config.inputs).items()]
-    settings = config.model_dump(mode="json", include={"source", "format", "regenerate"})
-    return content_digest(settings, rows)
+        rows = [f"{stem_of(file)} {sha}" for file, sha in file_hashes(config.inputs).items()]
+    endpoint = config.regenerate.endpoint
+    who = {"endpoint": endpoint.url, "model": endpoint.model} if endpoint else {"target": target}
+    how = config.regenerate.model_dump(mode="json", exclude={"enabled", "endpoint"})
+    rest = {"format": config.format, "columns": config.columns, "encoder": encoder.digest}
+    return {"inputs": rows, **rest, **how, **who}
 
 
 def _inputs(config: CorpusConfig, out: Path, split: Split) -> list[Path]:
@@ -183,17 +190,12 @@ def _inputs(config: CorpusConfig, out: Path, split: Split) -> list[Path]:
     return [out / name]
 
 
-def _short_answers(config: CorpusConfig, tokenizer: Path) -> Callable[[Message], bool]:
+def _short_answers(config: CorpusConfig, encoder: ChatEncoder) -> Callable[[Message], bool]:
     """Return the test for answers that are made anew: the long tail keeps its source."""
     most = config.regenerate.max_source_tokens
     if most is None:
         return lambda answer: True
-    loaded = load_tokenizer(tokenizer)
-
-    def is_short(answer: Message) -> bool:
-        return len(loaded.tokenize(str(answer.get("content") or ""))) <= most
-
-    return is_short
+    return lambda answer: len(encoder.text_ids(str(answer.get("content") or ""))) <= most
 
 
 def _only_when_asked(make: Callable[[], Generate]) -> Generate:

@@ -1,8 +1,9 @@
 """Conversations of chat files, in order, and a count of the rows that give none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from dflash_core.corpus.chats import Conversation, convert_row
 from dflash_core.corpus.config import PrepareConfig
@@ -10,7 +11,9 @@ from dflash_core.corpus.files import RawRow, find_files, iter_rows, parse_row, s
 from dflash_core.corpus.part import Reject, to_reject
 from dflash_core.errors import DataError
 
-__all__ = ["Intake", "iter_conversations"]
+__all__ = ["Intake", "iter_conversations", "iter_made"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Intake:
     @property
     def passed_over(self) -> list[str]:
         """Which rows gave no conversation, and why."""
-        return [*(_told(reject) for reject in self.rejects), *self.no_chats]
+        return [*map(str, self.rejects), *self.no_chats]
 
 
 def iter_conversations(
@@ -47,6 +50,24 @@ def iter_conversations(
         config: Format of the rows.
         intake: Told of each row as it is read.
     """
+    return iter_made(inputs, config, lambda item: item, intake=intake)
+
+
+def iter_made(
+    inputs: Sequence[Path],
+    config: PrepareConfig,
+    make: Callable[[Conversation], T],
+    *,
+    intake: Intake | None = None,
+) -> Iterator[T]:
+    """Yield what is made of each conversation of `iter_conversations`.
+
+    Args:
+        inputs: Files, or folders of files.
+        config: Format of the rows.
+        make: Raises `DataError` where a conversation cannot be taken; its row is passed over then.
+        intake: Told of each row as it is read.
+    """
     intake = Intake() if intake is None else intake
     form = None if config.format == "auto" else config.format
     for file, raw in _rows(inputs):
@@ -55,7 +76,7 @@ def iter_conversations(
         try:
             if row.error is not None:
                 raise DataError(row.error)
-            found = convert_row(row.data, form)
+            found = convert_row(row.data, form, config.columns)
         except DataError as error:
             intake.rejects.append(to_reject(file, row.number, error))
             continue
@@ -63,9 +84,14 @@ def iter_conversations(
             if not item.messages:
                 intake.no_chats.append(f"row {row.number} of {file} is no chat but text or tokens")
                 continue
-            intake.num_conversations += 1
             number = f"{row.number}.{k}" if len(found) > 1 else str(row.number)
-            yield _named(item, stem_of(file), number)
+            try:
+                made = make(_named(item, stem_of(file), number))
+            except DataError as error:
+                intake.rejects.append(to_reject(file, row.number, error))
+                continue
+            intake.num_conversations += 1
+            yield made
 
 
 def _rows(inputs: Sequence[Path]) -> Iterator[tuple[Path, RawRow]]:
@@ -85,8 +111,3 @@ def _named(item: Conversation, stem: str, number: str) -> Conversation:
         group=item.group,
         domain=item.domain or stem,
     )
-
-
-def _told(reject: Reject) -> str:
-    row = f"row {reject.line} of " if reject.line else ""
-    return f"{row}{reject.file} {reject.reason}"

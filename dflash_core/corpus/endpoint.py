@@ -5,19 +5,17 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from pydantic import Field
-
-from dflash_core.config import FrozenModel
+from dflash_core.corpus.config import CorpusConfig, EndpointConfig
 from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt, seed_of
 from dflash_core.corpus.spans import Message
 from dflash_core.errors import ConfigError, DFlashError
 
-__all__ = ["EndpointConfig", "endpoint_generate"]
+__all__ = ["endpoint_generate"]
 
 # What a server says when it may say otherwise later.
 PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
@@ -27,71 +25,60 @@ PROMPT_STATUS = frozenset({400, 413, 422})
 OWN_KEYS = frozenset({"weight", "cut_off"})
 
 
-class EndpointConfig(FrozenModel):
-    """Where the target is served."""
-
-    url: str = Field(pattern=r"^https?://")
-    """Base address, such as http://host:8000/v1."""
-    model: str
-    """Name of the model there."""
-    temperature: float = Field(default=0.0, ge=0)
-    """Sampling temperature; 0 is greedy."""
-    max_new_tokens: int = Field(default=512, ge=1)
-    """Longest answer in tokens."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of sampling, for servers that take one."""
-    num_parallel: int = Field(default=32, ge=1)
-    """Requests in flight."""
-    timeout_s: float = Field(default=600.0, gt=0)
-    """Longest wait for one answer in seconds."""
-    num_tries: int = Field(default=6, ge=1)
-    """Tries of a request before the run stops; it can be resumed."""
-    pause_s: float = Field(default=1.0, ge=0)
-    """Wait before the second try in seconds, doubled each time."""
-
-
-def endpoint_generate(config: EndpointConfig, *, api_key: str | None = None) -> Generate:
-    """Return a callable that has a server answer.
+def endpoint_generate(
+    config: CorpusConfig, *, api_key: str | None = None, seed: int = 0
+) -> Generate:
+    """Return a callable that has the server at ``corpus.regenerate.endpoint`` answer.
 
     A prompt that the server refuses, while it takes others, has a ``refused`` answer.
+
+    Args:
+        config: The server, how it answers, and what its chat template is told, as ours is.
+        api_key: Key of the server.
+        seed: Seed of sampling, for servers that take one.
 
     Raises:
         ConfigError: (the callable) The server refuses the request as such, whatever the prompt.
         DFlashError: (the callable) The server did not answer after all tries.
     """
 
+    answering, endpoint = config.regenerate, config.regenerate.endpoint
+    assert endpoint is not None
+    said_to_all: dict[str, Any] = {
+        "model": endpoint.model,
+        "temperature": answering.temperature,
+        "max_tokens": answering.max_new_tokens,
+        # What is not given is the server's business: its target's own generation_config.
+        **answering.model_dump(include={"top_p", "top_k", "repetition_penalty"}, exclude_none=True),
+    }
+    if config.template_variables:
+        said_to_all["chat_template_kwargs"] = config.template_variables
+
+    def ask(prompt: TurnPrompt) -> Answer:
+        body = {**said_to_all, "messages": _on_the_wire(prompt.messages)}
+        body["seed"] = seed_of(seed, prompt.name)
+        if prompt.tools:
+            body |= {"tools": list(prompt.tools), "tool_choice": "none"}
+        return _ask(body, endpoint, api_key)
+
     def generate(prompts: Sequence[TurnPrompt]) -> list[Answer]:
-        with ThreadPoolExecutor(config.num_parallel) as pool:
-            answers = list(pool.map(lambda prompt: _ask(prompt, config, api_key), prompts))
+        with ThreadPoolExecutor(endpoint.num_parallel) as pool:
+            answers = list(pool.map(ask, prompts))
         if all(answer.finish_reason == "refused" for answer in answers):
             for tools in {bool(prompt.tools): prompt.tools for prompt in prompts}.values():
-                _check_request(tools, config, api_key)
+                # Where even the shortest prompt is refused, it is not the prompts.
+                shortest = ask(TurnPrompt(({"role": "user", "content": "Hi"},), tools))
+                if shortest.finish_reason == "refused":
+                    raise ConfigError(
+                        f"{endpoint.url} refuses every prompt with {shortest.refusal}; mend the "
+                        "model's name, the limits or the server's own settings"
+                    )
         return answers
 
     return generate
 
 
-def _check_request(tools: tuple[Message, ...], config: EndpointConfig, api_key: str | None) -> None:
-    """Refuse to go on when even the shortest prompt is refused: it is not the prompts."""
-    shortest = TurnPrompt(({"role": "user", "content": "Hi"},), tools)
-    answer = _ask(shortest, config, api_key)
-    if answer.finish_reason == "refused":
-        raise ConfigError(
-            f"{config.url} refuses every prompt with {answer.refusal}; mend the model's name, the "
-            "limits or the server's own settings"
-        )
-
-
-def _ask(prompt: TurnPrompt, config: EndpointConfig, api_key: str | None) -> Answer:
-    body: dict[str, Any] = {
-        "model": config.model,
-        "messages": _on_the_wire(prompt.messages),
-        "temperature": config.temperature,
-        "max_tokens": config.max_new_tokens,
-        "seed": seed_of(config.seed, prompt.name),
-    }
-    if prompt.tools:
-        body |= {"tools": list(prompt.tools), "tool_choice": "none"}
+def _ask(body: Mapping[str, Any], config: EndpointConfig, api_key: str | None) -> Answer:
     try:
         reply = _post(f"{config.url.rstrip('/')}/chat/completions", body, config, api_key)
     except _PromptRefused as refusal:
@@ -145,7 +132,7 @@ class _PromptRefused(Exception):
     """The server takes the request but not this prompt."""
 
 
-def _post(url: str, body: dict[str, Any], config: EndpointConfig, api_key: str | None) -> Any:
+def _post(url: str, body: Mapping[str, Any], config: EndpointConfig, api_key: str | None) -> Any:
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"

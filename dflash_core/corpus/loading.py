@@ -1,4 +1,4 @@
-"""Tokenizer folders, loaded as transformers does, without the network."""
+"""Tokenizer folders, loaded as transformers does, without the network; encoders out of them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from dflash_core.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["load_encoder", "load_tokenizer"]
+__all__ = ["encoder_of", "load_encoder", "load_tokenizer"]
 
 PROBE = "a"
 
@@ -42,13 +42,33 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 
 
 def load_encoder(folder: Path, config: PrepareConfig) -> ChatEncoder:
-    """Load a tokenizer folder as the encoder of a preparation.
+    """Load a tokenizer folder as the encoder of a corpus.
 
     Raises:
-        ConfigError: As `load_tokenizer`; or the tokenizer has no chat template.
+        ConfigError: As `load_tokenizer` and `encoder_of`.
     """
+    return encoder_of(load_tokenizer(folder), config)
+
+
+def encoder_of(tokenizer: "PreTrainedTokenizerBase", config: PrepareConfig) -> ChatEncoder:
+    """Return the one encoder of a corpus: for its stores, answers made anew and prompts alike.
+
+    Raises:
+        ConfigError: The template file cannot be read, or the tokenizer has no chat template.
+    """
+    template = config.chat_template
+    try:
+        source = None if template is None else template.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the template file {template} is not UTF-8: byte {error.object[error.start]:#04x} at "
+            f"{error.start}; convert it"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"the template file {template} cannot be read: {error.strerror}; mend "
+            "corpus.chat_template"
+        ) from None
     return ChatEncoder(
-        load_tokenizer(folder),
-        chat_template=config.chat_template,
-        template_variables=config.template_variables,
+        tokenizer, chat_template=source, template_variables=config.template_variables
     )

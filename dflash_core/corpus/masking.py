@@ -214,7 +214,7 @@ class ChatEncoder:
         encoded = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         known = {text: encoding.ids for text, encoding in zip(texts, encoded, strict=True)}
         ids = [
-            self._letters(piece.text) if piece.as_letters else known[piece.text]
+            self.text_ids(piece.text) if piece.as_letters else known[piece.text]
             for row in rows
             for piece in row
         ]
@@ -233,8 +233,8 @@ class ChatEncoder:
                 cut.extend(_Piece(text, False) for text in texts if text)
         return cut
 
-    def _letters(self, text: str) -> list[int]:
-        """Encode a control token's text as ordinary text."""
+    def text_ids(self, text: str) -> list[int]:
+        """Encode text alone; the text of a control token stays ordinary text."""
         self._backend.encode_special_tokens = True
         try:
             return self._backend.encode(text, add_special_tokens=False).ids

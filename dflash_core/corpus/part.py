@@ -32,6 +32,7 @@ __all__ = [
     "Reject",
     "Tokeniser",
     "read_part",
+    "to_lines",
     "to_reject",
 ]
 
@@ -58,6 +59,10 @@ class Reject(FrozenModel):
     """Why, in words."""
     sample_id: str = ""
     """Its own id, where it has one."""
+
+    def __str__(self) -> str:
+        row = f"row {self.line} of " if self.line else ""
+        return f"{row}{self.file} {self.reason}"
 
 
 class PartSummary(FrozenModel):
@@ -142,7 +147,7 @@ class Tokeniser:
                 if row.error is not None:
                     raise DataError(row.error)
                 form = self._format(row.data)
-                conversations = convert_row(row.data, form)
+                conversations = convert_row(row.data, form, self.config.columns)
                 digests = [conversation.content_hash for conversation in conversations]
             except (DataError, RecursionError) as error:
                 draft.rejects.append(to_reject(file, row.number, error, _own_id(row.data)))
@@ -157,7 +162,8 @@ class Tokeniser:
                     yield _Origin(file, row.number, conversation, digest), rendered
 
     def _format(self, data: Any) -> Format:
-        return detect_format(data) if self.config.format == "auto" else self.config.format
+        given = self.config.format
+        return detect_format(data, self.config.columns) if given == "auto" else given
 
     def _render_one(self, conversation: Conversation) -> Rendering | EncodedChat:
         if conversation.input_ids is not None and conversation.loss_mask is not None:
@@ -264,6 +270,11 @@ def to_reject(file: Path, line: int, error: Exception, sample_id: str = "") -> R
         ),
         sample_id=_printable(sample_id),
     )
+
+
+def to_lines(rejects: Sequence[Reject]) -> str:
+    """Return the text of a file of rejects."""
+    return "".join(reject.model_dump_json() + "\n" for reject in rejects)
 
 
 def _printable(text: str) -> str:

@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from dflash_core.artifacts import atomic_write, check_replaceable, content_digest, core_digest
 from dflash_core.corpus.assemble import PrepareReport, Selection, assemble
-from dflash_core.corpus.config import CorpusConfig, PrepareConfig
+from dflash_core.corpus.config import ROW_FIELDS, CorpusConfig, PrepareConfig
+from dflash_core.corpus.encoding import EncoderFacts
 from dflash_core.corpus.files import RawRow, find_files, iter_rows
 from dflash_core.corpus.loading import load_encoder
 from dflash_core.corpus.masking import ChatEncoder
@@ -79,10 +80,11 @@ def prepare_store(
         DataError: An input is missing, nothing is left, or too many rows were refused; the refused
             rows then stand in ``<out>.rejects.jsonl``.
     """
+    encoder = tokenizer if isinstance(tokenizer, ChatEncoder) else load_encoder(tokenizer, config)
     with prepare_parts(
-        inputs, tokenizer, out, config, workers=workers, on_progress=on_progress
+        inputs, encoder, out, config, workers=workers, on_progress=on_progress
     ) as parts:
-        return assemble(parts, out, config, selection, facts=_facts(inputs, tokenizer))
+        return assemble(parts, out, config, selection, facts=_facts(inputs, encoder))
 
 
 def prepare_corpus(
@@ -114,36 +116,37 @@ def prepare_corpus(
         DataError: As `prepare_store` does.
     """
     check_replaceable(held_out, kind=STORE_KIND)
+    encoder = tokenizer if isinstance(tokenizer, ChatEncoder) else load_encoder(tokenizer, config)
     side = Selection(max_samples=config.max_samples, held_out_percent=config.held_out_percent)
     if config.held_out_inputs:
         chosen = Selection(max_samples=config.max_held_out)
         held_report = prepare_store(
             config.held_out_inputs,
-            tokenizer,
+            encoder,
             held_out,
-            config.prepare,
+            config,
             workers=workers,
             selection=chosen,
         )
         train_report = prepare_store(
             config.inputs,
-            tokenizer,
+            encoder,
             train,
-            config.prepare,
+            config,
             workers=workers,
             selection=side.model_copy(update={"held_out_store": held_out}),
             on_progress=on_progress,
         )
         return train_report, held_report
-    facts = _facts(config.inputs, tokenizer)
+    facts = _facts(config.inputs, encoder)
     with prepare_parts(
-        config.inputs, tokenizer, train, config.prepare, workers=workers, on_progress=on_progress
+        config.inputs, encoder, train, config, workers=workers, on_progress=on_progress
     ) as parts:
         reports = [
             assemble(
                 parts,
                 out,
-                config.prepare,
+                config,
                 side.model_copy(update={"side": name, "max_samples": most}),
                 facts=facts,
             )
@@ -158,7 +161,7 @@ def prepare_corpus(
 @contextmanager
 def prepare_parts(
     inputs: Sequence[Path],
-    tokenizer: Path | ChatEncoder,
+    encoder: ChatEncoder,
     out: Path,
     config: PrepareConfig,
     *,
@@ -170,9 +173,7 @@ def prepare_parts(
     files, refused = find_files(inputs)
     work = out.parent / f".{out.name}.prepare"
     with _told_if_unwritable(work), _locked(work):
-        if isinstance(tokenizer, Path):
-            tokenizer = load_encoder(tokenizer, config)
-        _start_or_resume(work, _fingerprint(files, tokenizer, config))
+        _start_or_resume(work, _fingerprint(files, encoder, config))
         chunks = _chunks(files, refused)
         total = sum(file.stat().st_size for file in files)
 
@@ -182,9 +183,9 @@ def prepare_parts(
 
         count = workers if workers is not None else len(os.sched_getaffinity(0))
         yield (
-            _run_here(chunks, work, tokenizer, config, tell)
+            _run_here(chunks, work, encoder, config, tell)
             if count <= 1
-            else _run_pool(chunks, work, tokenizer, config, count, tell)
+            else _run_pool(chunks, work, encoder, config, count, tell)
         )
         _remove(work)
 
@@ -200,9 +201,12 @@ def _told_if_unwritable(work: Path) -> Iterator[None]:
         ) from error
 
 
-def _facts(inputs: Sequence[Path], tokenizer: Path | ChatEncoder) -> dict[str, Any]:
-    name = tokenizer.name if isinstance(tokenizer, ChatEncoder) else str(tokenizer)
-    return {"tokenizer": name, "inputs": [str(path) for path in inputs]}
+def _facts(inputs: Sequence[Path], encoder: ChatEncoder) -> dict[str, Any]:
+    return {
+        "tokenizer": encoder.name,
+        "inputs": [str(path) for path in inputs],
+        "encoder": EncoderFacts.of(encoder).model_dump(),
+    }
 
 
 def _run_here(
@@ -306,7 +310,7 @@ def _fingerprint(files: Sequence[Path], encoder: ChatEncoder, config: PrepareCon
     """Digest whatever a part depends on; other contents, settings or code start afresh."""
     stats = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     # The share of rejects is judged when the parts are joined.
-    settings = config.model_dump(mode="json", exclude={"max_reject_share"})
+    settings = config.model_dump(mode="json", include=ROW_FIELDS - {"max_reject_share"})
     return content_digest(stats, encoder.digest, settings, core_digest(), ROWS_OF_A_PART)
 
 

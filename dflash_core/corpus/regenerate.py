@@ -22,7 +22,8 @@ from dflash_core.config import FrozenModel
 from dflash_core.corpus.assemble import check_rejects
 from dflash_core.corpus.chats import Conversation
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.conversations import Intake, iter_conversations
+from dflash_core.corpus.conversations import Intake, iter_made
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.spans import Message
 from dflash_core.errors import DataError
 
@@ -104,6 +105,7 @@ class RegenerateReport(FrozenModel):
 def regenerate_files(
     inputs: Sequence[Path],
     config: PrepareConfig,
+    encoder: ChatEncoder,
     generate: Generate,
     out: Path,
     *,
@@ -118,6 +120,7 @@ def regenerate_files(
     Args:
         inputs: Files, or folders of files.
         config: Format of the rows, and how many of them may be refused.
+        encoder: Of the target: a row whose prompts its template refuses is refused.
         generate: Answers a batch of prompts.
         out: The file, as `regenerate_chats` writes it.
         facts: As `regenerate_chats` takes them.
@@ -128,13 +131,22 @@ def regenerate_files(
         DataError: More rows cannot be taken than ``config.max_reject_share``; they then stand in
             ``<out's stem>.rejects.jsonl``. Or ``out`` was begun with other facts.
     """
+
+    def renderable(item: Conversation) -> Conversation:
+        asked = list(_with_answers(item))
+        while asked and asked.pop()["role"] != "assistant":
+            pass  # what is left is the longest prompt, which holds all others
+        if asked:
+            encoder.prompt_text(asked, tools=item.tools or None)
+        return item
+
     intake = Intake()
-    for _ in iter_conversations(inputs, config, intake=intake):
+    for _ in iter_made(inputs, config, renderable, intake=intake):
         pass
     beside = out.with_name(f"{out.stem}.rejects.jsonl")
     check_rejects(intake.rejects, intake.num_rows, config.max_reject_share, beside)
     return regenerate_chats(
-        iter_conversations(inputs, config),
+        iter_made(inputs, config, renderable),
         generate,
         out,
         facts=facts,

@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_core.artifacts import MANIFEST_NAME
+from dflash_core.corpus.assemble import check_rejects
+from dflash_core.corpus.chats import Conversation
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.conversations import Intake, iter_conversations
-from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.store import TokenStore
+from dflash_core.corpus.conversations import Intake, iter_made
+from dflash_core.corpus.loading import encoder_of
+from dflash_core.corpus.masking import ChatEncoder, EncodedChat
+from dflash_core.corpus.store import Sample, TokenStore
 from dflash_core.errors import DataError
 
 __all__ = ["Prompt", "read_prompts", "store_prompts"]
@@ -32,29 +35,41 @@ class Prompt:
     domain: str = ""
 
 
-def read_prompts(path: Path, tokenizer: Any, *, max_prompts: int | None = None) -> list[Prompt]:
-    """Read prompts from a token store, or from chat files of any format that `prepare` takes.
+def read_prompts(
+    path: Path,
+    tokenizer: Any,
+    corpus: PrepareConfig,
+    *,
+    max_prompts: int | None = None,
+    intake: Intake | None = None,
+) -> list[Prompt]:
+    """Read prompts from a token store, or from chat files as `prepare` would take them.
 
-    A chat ends before its last assistant message, if it has one.
+    A chat ends where its store's sample is first supervised; one without answer at its end.
 
     Args:
         path: A token store, a chat file, or a folder of chat files.
-        tokenizer: The target's tokenizer, whose chat template renders the prompts.
+        tokenizer: The target's tokenizer, or the encoder made of it.
+        corpus: How rows are read and encoded, and how many of them may be refused.
         max_prompts: Read no more than this.
+        intake: Told of each row of chat files as it is read.
 
     Raises:
-        DataError: There is nothing to read, or nothing in it is a prompt.
+        DataError: There is nothing to read, nothing in it is a prompt, or more of its rows cannot
+            be taken than ``corpus.max_reject_share``.
     """
     if not path.exists():
         raise DataError(f"there is no prompt file {path}; name a chat file or a token store")
-    intake = Intake()
+    intake = Intake() if intake is None else intake
     if (path / MANIFEST_NAME).is_file():
         found = store_prompts(TokenStore.open(path), max_prompts=max_prompts)
     else:
-        found = list(islice(_chat_prompts(path, tokenizer, intake), max_prompts))
+        encoder = tokenizer if isinstance(tokenizer, ChatEncoder) else encoder_of(tokenizer, corpus)
+        found = list(islice(_chat_prompts(path, encoder, corpus, intake), max_prompts))
     if not found:
         why = next(iter(intake.passed_over), "a chat needs a message before its answer")
         raise DataError(f"{path} holds no prompt: {why}")
+    check_rejects(intake.rejects, intake.num_rows, corpus.max_reject_share)
     return found
 
 
@@ -63,22 +78,26 @@ def store_prompts(store: TokenStore, *, max_prompts: int | None = None) -> list[
 
     Samples that begin with a supervised token, or hold none, have no prompt and are left out.
     """
-    found = []
-    for sample in store:
-        if max_prompts is not None and len(found) >= max_prompts:
-            break
-        start = int(np.argmax(sample.loss_mask)) if sample.loss_mask.any() else 0
-        if start > 0:
-            found.append(Prompt(sample.input_ids[:start], sample.domain))
-    return found
+    found = ((_before_answer(sample), sample.domain) for sample in store)
+    prompts = (Prompt(ids, domain) for ids, domain in found if len(ids))
+    return list(islice(prompts, max_prompts))
 
 
-def _chat_prompts(path: Path, tokenizer: Any, intake: Intake) -> Iterator[Prompt]:
-    encoder = ChatEncoder(tokenizer)
-    for conversation in iter_conversations([path], PrepareConfig(), intake=intake):
-        messages = list(conversation.messages)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        messages = messages[: answers[-1]] if answers else messages
-        if messages:
-            ids = encoder.encode_prompt(messages, tools=conversation.tools or None)
-            yield Prompt(np.asarray(ids, dtype=np.int64), conversation.domain)
+def _before_answer(sample: Sample | EncodedChat) -> NDArray[np.integer]:
+    start = int(np.argmax(sample.loss_mask)) if sample.loss_mask.any() else 0
+    return sample.input_ids[:start]
+
+
+def _chat_prompts(
+    path: Path, encoder: ChatEncoder, corpus: PrepareConfig, intake: Intake
+) -> Iterator[Prompt]:
+    def prompt(item: Conversation) -> Prompt:
+        tools = item.tools or None
+        if any(message["role"] == "assistant" for message in item.messages):
+            chat = encoder.encode(item.messages, tools=tools, supervise=corpus.supervise)
+            return Prompt(_before_answer(chat), item.domain)
+        return Prompt(encoder.encode_prompt(item.messages, tools=tools), item.domain)
+
+    for made in iter_made([path], corpus, prompt, intake=intake):
+        if len(made.token_ids):
+            yield made

@@ -18,15 +18,17 @@ THOUGHT, CLOSED = "<think>", "</think>"
 OPENED_THOUGHT = f"{THOUGHT}\n"
 
 
-def target_generate(target: Any, config: RegenerateConfig, *, seed: int = 0) -> Generate:
+def target_generate(
+    target: Any, config: RegenerateConfig, encoder: ChatEncoder, *, seed: int = 0
+) -> Generate:
     """Return a callable that has the target answer, in batches of like length.
 
     Args:
         target: The loaded target with its tokenizer.
         config: Limits and sampling; what it leaves open is the target's own generation_config's.
+        encoder: Of the target.
         seed: Seed of sampling.
     """
-    encoder = ChatEncoder(target.tokenizer)
     stops = stop_tokens(target)
 
     def chosen(name: str, neutral: float) -> Any:

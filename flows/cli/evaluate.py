@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dflash_core.artifacts import atomic_write, check_writable
+from dflash_core.corpus.config import CorpusConfig
 from dflash_core.decoding import (
     AcceptanceReport,
     EvaluationConfig,
@@ -77,7 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     settings = TargetConfig(path=arguments.target, layer_ids=layers, dtype=arguments.dtype)
     target = load_target(settings, device=device)
     drafter = drafter.to(device, target.lm_head.weight.dtype)
-    prompts = read_prompts(arguments.prompts, target.tokenizer, max_prompts=config.max_prompts)
+    corpus = CorpusConfig()
+    prompts = read_prompts(
+        arguments.prompts, target.tokenizer, corpus, max_prompts=config.max_prompts
+    )
     with _progress() as progress:
         bar = progress.add_task("", total=len(prompts))
         report = evaluate_drafter(

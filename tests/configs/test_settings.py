@@ -38,6 +38,30 @@ def test_absolute_paths_in_a_file_stay(tmp_path: Path) -> None:
     assert settings.corpus.inputs == (tmp_path / "a", Path("/b"))
 
 
+def test_the_source_is_what_the_inputs_say_however_they_are_given(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings(file).corpus.source == "stdlib"
+    assert load_settings(file, ["--corpus.inputs", "a,b"]).corpus.source == "files"
+    flow = Settings.model_validate({"target": {"path": "m"}, "corpus": {"inputs": ["a"]}})
+    assert flow.corpus.source == "files"
+    monkeypatch.setenv("DFLASH_CORPUS__INPUTS", "a")
+    assert load_settings(file).corpus.source == "files"
+    monkeypatch.delenv("DFLASH_CORPUS__INPUTS")
+    file.write_text(file.read_text() + '[corpus]\ninputs = ["a"]\n')
+    assert load_settings(file).corpus.source == "files"
+
+
+@pytest.mark.parametrize("word", ["enable_thinking=false", '{"enable_thinking": false}'])
+def test_a_template_variable_that_says_no_is_false(
+    file: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    told = load_settings(file, ["--corpus.template_variables", word]).corpus.template_variables
+    assert told == {"enable_thinking": False}
+    monkeypatch.setenv("DFLASH_CORPUS__TEMPLATE_VARIABLES__ENABLE_THINKING", "false")
+    assert load_settings(file).corpus.template_variables == told
+
+
 def test_settings_are_a_value_that_survives_json(file: Path) -> None:
     settings = load_settings(file)
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
@@ -112,6 +136,8 @@ def test_the_environment_takes_lists_as_the_command_line_does(
         ("[batching]\ntoken_budget = 0\n", "batching.token_budget: "),
         ('[run]\nname = "mlflow"\n', "run.name: name 'mlflow' is a folder that all runs"),
         ('[corpus]\nsource = "files"\n', "corpus: source 'files' names no input"),
+        ('[corpus]\nsource = "stdlib"\ninputs = ["a"]\n', "corpus: source 'stdlib' reads no files"),
+        ('[corpus]\nheld_out_inputs = ["a"]\n', "corpus: source 'stdlib' reads no files"),
     ],
 )
 def test_a_wrong_value_is_one_sentence(file: Path, text: str, sentence: str) -> None:

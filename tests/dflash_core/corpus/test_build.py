@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from dflash_core.artifacts import content_digest
 from dflash_core.corpus.build import (
     Regenerated,
-    answers_digest,
+    answers_facts,
     build_corpus,
     regenerate_corpus,
     source_digest,
@@ -21,6 +23,7 @@ from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import DataError
+from tests.dflash_core.corpus import templates
 
 LONG = "a long answer " * 20
 
@@ -56,7 +59,7 @@ def test_files_become_two_stores_once(tmp_path: Path, chats: Path, tokenizer_fol
 
 
 def test_short_answers_are_the_targets_own(
-    tmp_path: Path, chats: Path, tokenizer_folder: Path, encoder: ChatEncoder
+    tmp_path: Path, chats: Path, encoder: ChatEncoder
 ) -> None:
     config = CorpusConfig(
         inputs=(chats,),
@@ -69,8 +72,8 @@ def test_short_answers_are_the_targets_own(
     progress: list[tuple[int, int]] = []
     regenerated = regenerate_corpus(
         config,
-        tokenizer_folder,
-        tmp_path / "answers",
+        encoder,
+        tmp_path / "answers" / "regenerated.jsonl",
         generate=answerer(asked),
         facts={"target": "t"},
         on_progress=lambda done, total: progress.append((done, total)),
@@ -79,9 +82,7 @@ def test_short_answers_are_the_targets_own(
     assert progress == [(60, 60)]
     assert regenerated.report.num_regenerated == 50
     assert regenerated.report.passed_over == [f"row 61 of {chats} is no chat but text or tokens"]
-    report = build_corpus(
-        config, tokenizer_folder, tmp_path / "out", regenerated=regenerated, workers=1
-    )
+    report = build_corpus(config, encoder, tmp_path / "out", regenerated=regenerated, workers=1)
     assert report.regenerated == regenerated.report
     trained = texts(report.train, encoder)
     assert trained.count("new<|im_end|>") == 50 and trained.count(f"{LONG}<|im_end|>") == 10
@@ -89,7 +90,7 @@ def test_short_answers_are_the_targets_own(
 
 
 def test_too_many_rows_that_cannot_be_taken_stop_before_the_first_answer(
-    tmp_path: Path, chats: Path, tokenizer_folder: Path
+    tmp_path: Path, chats: Path, encoder: ChatEncoder
 ) -> None:
     chats.write_text(chats.read_text() + '{"text": "no chat"}\n' * 30 + '{"odd": 1}\n' * 10)
     asked: list[str] = []
@@ -97,8 +98,8 @@ def test_too_many_rows_that_cannot_be_taken_stop_before_the_first_answer(
     def regenerate(most: float) -> Regenerated:
         return regenerate_corpus(
             CorpusConfig(inputs=(chats,), max_reject_share=most),
-            tokenizer_folder,
-            tmp_path / "answers",
+            encoder,
+            tmp_path / "answers" / "regenerated.jsonl",
             generate=answerer(asked),
             facts={},
         )
@@ -115,9 +116,32 @@ def test_too_many_rows_that_cannot_be_taken_stop_before_the_first_answer(
     assert report.passed_over[0] == f"row 91 of {chats} {reason}"
 
 
-def test_answers_outlive_settings_that_they_do_not_depend_on(chats: Path) -> None:
+def test_a_row_that_the_template_refuses_costs_no_answer(
+    tmp_path: Path, chats: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    late = {"messages": [{"role": role, "content": "x"} for role in ("user", "system", "user")]}
+    chats.write_text(chats.read_text() + json.dumps(late) + "\n")
+    encoder = ChatEncoder(tokenizer, chat_template=templates.REFUSES_LATE_SYSTEM)
+    asked: list[str] = []
+
+    def regenerate(most: float) -> Regenerated:
+        config = CorpusConfig(inputs=(chats,), max_reject_share=most)
+        make = answerer(asked)
+        return regenerate_corpus(config, encoder, tmp_path / "r.jsonl", generate=make, facts={})
+
+    with pytest.raises(DataError, match=r"1 of 61 rows were refused .*System message must"):
+        regenerate(0.01)
+    assert not asked
+    (named,) = regenerate(0.05).report.passed_over
+    assert len(asked) == 60 and named.startswith(f"row 61 of {chats} the chat template refuses")
+
+
+def test_answers_outlive_settings_that_they_do_not_depend_on(
+    chats: Path, encoder: ChatEncoder
+) -> None:
     def digest(**fields: Any) -> str:
-        return answers_digest(CorpusConfig(**{"inputs": (chats,), **fields}))
+        config = CorpusConfig(**{"inputs": (chats,), **fields})
+        return content_digest(answers_facts(config, encoder, "target"))
 
     moved = chats.with_name("deep") / chats.name
     moved.parent.mkdir()
@@ -126,7 +150,7 @@ def test_answers_outlive_settings_that_they_do_not_depend_on(chats: Path) -> Non
     assert {digest(**{name: value}) for name, value in same.items()} == {digest()}
     other = RegenerateConfig(max_new_tokens=7)
     assert len({digest(), digest(format="history"), digest(regenerate=other)}) == 3
-    stdlib = [digest(source="stdlib", max_samples=most) for most in (5, 6)]
+    stdlib = [digest(inputs=(), max_samples=most) for most in (5, 6)]
     before = digest()
     chats.write_text(chats.read_text() + "\n")
     assert len({*stdlib, before, digest()}) == 4

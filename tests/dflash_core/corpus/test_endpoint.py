@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from dflash_core.corpus.chats import convert_row
-from dflash_core.corpus.endpoint import EndpointConfig, endpoint_generate
+from dflash_core.corpus.config import CorpusConfig, EndpointConfig, RegenerateConfig
+from dflash_core.corpus.endpoint import endpoint_generate
 from dflash_core.corpus.regenerate import TurnPrompt
 from dflash_core.errors import ConfigError, DFlashError
 
@@ -63,9 +64,22 @@ def server() -> Iterator[Server]:
     running.server_close()
 
 
-def config(server: Server, **fields) -> EndpointConfig:
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    return EndpointConfig(url=url, model="m", pause_s=0.0, **fields)
+def at(url: str, **fields) -> CorpusConfig:
+    endpoint = EndpointConfig(url=url, model="m", pause_s=0.0, **fields)
+    return CorpusConfig(regenerate=RegenerateConfig(endpoint=endpoint))
+
+
+def config(server: Server, **fields) -> CorpusConfig:
+    return at(f"http://127.0.0.1:{server.server_port}/v1", **fields)
+
+
+def test_the_servers_template_is_told_what_ours_is(server: Server) -> None:
+    told = config(server).model_copy(update={"template_variables": {"enable_thinking": False}})
+    endpoint_generate(told)(PROMPTS[:1])
+    endpoint_generate(config(server))(PROMPTS[:1])
+    bodies = [body for _, body, _ in server.requests]
+    assert bodies[0].pop("chat_template_kwargs") == {"enable_thinking": False}
+    assert bodies[0] == bodies[1]
 
 
 def test_answers_come_in_the_order_of_the_prompts(server: Server) -> None:
@@ -139,7 +153,7 @@ def test_reply_that_breaks_off_is_told_and_can_be_taken_up(head: bytes, num_take
         thread = threading.Thread(target=break_off, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        gone = EndpointConfig(url=url, model="m", num_tries=2, pause_s=0.0)
+        gone = at(url, num_tries=2)
         with pytest.raises(DFlashError, match=r"did not answer after 2 tries .*where it stopped"):
             endpoint_generate(gone)(PROMPTS[:1])
         thread.join()
@@ -184,7 +198,7 @@ def test_request_that_is_not_allowed_stops_the_run(server: Server, status: int) 
 
 
 def test_server_that_is_not_there_is_named(server: Server) -> None:
-    gone = EndpointConfig(url="http://127.0.0.1:9/v1", model="m", num_tries=2, pause_s=0.0)
+    gone = at("http://127.0.0.1:9/v1", num_tries=2)
     with pytest.raises(DFlashError, match="9/v1/chat/completions did not answer"):
         endpoint_generate(gone)(PROMPTS[:1])
 

@@ -1,10 +1,17 @@
+import json
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
+from dflash_core.corpus.config import CorpusConfig
+from dflash_core.corpus.conversations import Intake
+from dflash_core.corpus.loading import encoder_of
+from dflash_core.corpus.prepare import prepare_store
 from dflash_core.decoding.prompts import read_prompts
 from dflash_core.errors import DataError
+from tests.dflash_core.corpus import templates
 
 TARGET = Path(__file__).parents[3] / "configs" / "demo_target"
 
@@ -14,14 +21,45 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(TARGET)
 
 
-def test_a_chat_ends_before_its_last_answer(tokenizer, tmp_path):
-    file = tmp_path / "chats.jsonl"
-    file.write_text(
-        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bb"}]}\n'
-        '{"messages": [{"role": "user", "content": "a"}]}\n'
-    )
-    first, second = read_prompts(file, tokenizer)
-    assert first.token_ids.tolist() == second.token_ids.tolist()
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def chat(*texts: str) -> dict:
+    said = zip(cycle(["user", "assistant"]), texts, strict=False)
+    return {"messages": [{"role": role, "content": text} for role, text in said]}
+
+
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize("name", ["plain", "thinks last", "opens thought"])
+def test_a_chat_file_gives_the_prompts_of_its_store(tokenizer, tmp_path, name, variables):
+    template = tmp_path / "template.jinja"
+    template.write_text(templates.FAITHFUL[name])
+    corpus = CorpusConfig(chat_template=template, template_variables=variables)
+    file = write(tmp_path / "a.jsonl", chat("q", "a"), chat("q", "a", "r", "b"))
+    encoder = encoder_of(tokenizer, corpus)
+    prepare_store([file], encoder, tmp_path / "s", corpus, workers=1)
+    stored, read = (read_prompts(p, tokenizer, corpus) for p in (tmp_path / "s", file))
+    ids = [prompt.token_ids.tolist() for prompt in read]
+    assert ids == [prompt.token_ids.tolist() for prompt in stored]
+    if variables:  # as a server's own prompt, which ends with an empty thought
+        assert ids[0] == encoder.encode_prompt(chat("q")["messages"]).tolist()
+        manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
+        assert ("empty thought" in manifest["metadata"]["encoder"]["thinking"]) == (name != "plain")
+
+
+def test_rows_that_the_template_refuses_are_counted_and_named(tokenizer, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(templates.REFUSES_LATE_SYSTEM)
+    late = {"messages": [{"role": role, "content": "x"} for role in ("user", "system")]}
+    file = write(tmp_path / "a.jsonl", chat("q", "a"), late, chat("q"), chat("r"))
+    few, enough = (CorpusConfig(chat_template=template, max_reject_share=m) for m in (0.2, 0.25))
+    intake = Intake()
+    assert len(read_prompts(file, tokenizer, enough, intake=intake)) == 3
+    assert [(reject.file, reject.line) for reject in intake.rejects] == [(str(file), 2)]
+    with pytest.raises(DataError, match=r"1 of 4 rows were .* row 2 of .*a\.jsonl .*System"):
+        read_prompts(file, tokenizer, few)
 
 
 @pytest.mark.parametrize(
@@ -36,4 +74,4 @@ def test_a_file_without_prompts_says_why(tokenizer, tmp_path, text, why):
     file = tmp_path / "chats.jsonl"
     file.write_text(text)
     with pytest.raises(DataError, match=f"holds no prompt: {why}"):
-        read_prompts(file, tokenizer)
+        read_prompts(file, tokenizer, CorpusConfig())

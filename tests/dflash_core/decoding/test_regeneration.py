@@ -28,10 +28,11 @@ def test_each_batch_draws_its_own_and_a_restart_the_same(tokenizer) -> None:
     target.tokenizer = tokenizer
     config = RegenerateConfig(temperature=1.0, max_new_tokens=8, batch_tokens=1)
     prompts = [TurnPrompt(PROMPT.messages, name=str(k)) for k in range(4)]
-    first = target_generate(target, config)(prompts)
+    generate = target_generate(target, config, ChatEncoder(tokenizer))
+    first = generate(prompts)
     assert len({answer.content for answer in first}) == 4
-    assert target_generate(target, config)(prompts) == first
-    other = target_generate(target, config)([TurnPrompt(PROMPT.messages, name="4")])
+    assert generate(prompts) == first
+    other = generate([TurnPrompt(PROMPT.messages, name="4")])
     assert other[0] not in first, "another window repeats the draws"
 
 
@@ -39,14 +40,16 @@ def test_what_the_settings_leave_open_is_the_targets_own(tokenizer) -> None:
     """One token to choose from is greedy at any temperature, unless the settings say otherwise."""
     target = small_target(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     target.tokenizer = tokenizer
-    greedy = target_generate(target, RegenerateConfig(max_new_tokens=12))([PROMPT])
+    encoder = ChatEncoder(tokenizer)
+    greedy = target_generate(target, RegenerateConfig(max_new_tokens=12), encoder)([PROMPT])
     target.model.generation_config.top_k = 1
     hot = RegenerateConfig(temperature=5.0, max_new_tokens=12)
-    assert target_generate(target, hot)([PROMPT]) == greedy
+    assert target_generate(target, hot, encoder)([PROMPT]) == greedy
     free = hot.model_copy(update={"top_k": 0})
-    assert target_generate(target, free)([PROMPT]) != greedy
+    assert target_generate(target, free, encoder)([PROMPT]) != greedy
     target.model.generation_config.repetition_penalty = 5.0
-    assert target_generate(target, RegenerateConfig(max_new_tokens=12))([PROMPT]) != greedy
+    plain = RegenerateConfig(max_new_tokens=12)
+    assert target_generate(target, plain, encoder)([PROMPT]) != greedy
 
 
 def test_a_repetition_penalty_is_what_transformers_makes_of_it() -> None:

@@ -61,9 +61,14 @@ def test_prepare_prints_one_json_object(tmp_path, chats, tokenizer_folder, capsy
     [
         (["none.jsonl"], "none.jsonl names no chat file"),
         (["CHATS", "--tokenizer", "none"], "there is no tokenizer folder none"),
-        (["CHATS", "--max-length", "1"], "max_length: Input should be greater than or equal to 2"),
-        (["CHATS", "--chat-template", "none"], "there is no template file none"),
-        (["CHATS", "--regenerate", "--endpoint", "http://x"], "--endpoint needs --model"),
+        (
+            ["CHATS", "--corpus.max_length", "1"],
+            "corpus.max_length: Input should be greater than or equal to 2",
+        ),
+        (["CHATS", "--corpus.chat_template", "none"], "the template file none cannot be read"),
+        (["CHATS", "--endpoint", "http://x"], "corpus.regenerate.endpoint.model: Field required"),
+        ([], "there is nothing to prepare; name chat files, or set corpus.inputs"),
+        (["CHATS", "--batching.pool_size", "8"], "unrecognized arguments: --batching.pool_size"),
         (["CHATS", *ANEW, "--format", "tree"], "3 of 3 rows were refused"),
         (["CHATS", "/dev/null", *ANEW], "/dev/null is a pipe or the like, which gives its rows"),
         (["CHATS", "--held-out", "none"], "none has no provenance.arrow"),
@@ -87,7 +92,7 @@ def test_another_encoding_is_named(tmp_path, chats, tokenizer_folder, capsys) ->
     template.write_text("{{ messages }}", encoding="utf-16")
     words = ["prepare", str(chats), "--tokenizer", str(tokenizer_folder)]
     words += ["--out", str(tmp_path / "s"), "--workers", "1"]
-    assert main([*words, "--chat-template", str(template)]) == 2
+    assert main([*words, "--corpus.chat_template", str(template)]) == 2
     assert "template.jinja is not UTF-8: byte 0xff at 0; convert it" in capsys.readouterr().err
     chats.write_text(chats.read_text(), encoding="utf-16")
     assert main(words) == 2
@@ -97,7 +102,8 @@ def test_another_encoding_is_named(tmp_path, chats, tokenizer_folder, capsys) ->
 def test_answers_of_other_chats_or_another_target_are_not_reused(tmp_path, chats, capsys) -> None:
     target, out = tiny_target(tmp_path / "target"), tmp_path / "s"
     words = ["prepare", str(chats), "--tokenizer", str(target), "--out", str(out), "--workers", "1"]
-    words += ["--regenerate", "--max-new-tokens", "2"]
+    words += ["--regenerate", "--corpus.regenerate.max_new_tokens", "8"]
+    words += ["--corpus.regenerate.temperature", "2"]  # greedily it says nothing but line ends
     assert main(words) == main(words) == 0
     text = chats.read_text()
     chats.write_text(text.replace("question 0", "question 9"))
