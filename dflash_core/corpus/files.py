@@ -1,33 +1,34 @@
-"""Rows of chat files, whatever holds them: JSONL, a JSON array, Parquet, Arrow, CSV, .gz, .zst.
+"""Rows of chat files, whatever holds them: JSONL, a JSON array, Parquet, Arrow, CSV, compressed.
 
 Files are streamed; a row that cannot be read becomes a `RawRow` with an error, and reading goes on.
-What a ``.json`` file holds is decided by its content, since half of them are JSONL.
+A file that cannot be read to its end is refused, since nobody knows what it held. What a ``.json``
+file holds is decided by its content, since half of them are JSONL.
 """
 
 import csv
-import gzip
 import hashlib
 import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash_core.artifacts import MANIFEST_NAME
+from dflash_core.contents import COMPRESSED, DAMAGES, format_suffix, open_contents
 from dflash_core.errors import DataError
 
 __all__ = ["RawRow", "file_hashes", "find_files", "iter_rows", "parse_row", "stem_of"]
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".traj", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
-COMPRESSED = (".gz", ".zst")
+TABLES = (".parquet", ".pq", ".arrow", ".ipc", ".feather")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".traj", *TABLES, ".csv", ".tsv", ".txt")
 BLOCK_BYTES = 1 << 20
 ROWS_OF_A_BATCH = 1_024
 # What preparation writes beside its store, which may lie among the chats.
@@ -106,7 +107,11 @@ def stem_of(path: Path) -> str:
 
 
 def iter_rows(path: Path) -> Iterator[RawRow]:
-    """Yield the rows of one file; what cannot be read is told in the row's ``error``."""
+    """Yield the rows of one file; a row that cannot be read tells so in its ``error``.
+
+    Raises:
+        DataError: The file cannot be read to its end, or holds no rows at all.
+    """
     number = None
     try:
         for row in _open_rows(path):
@@ -114,10 +119,12 @@ def iter_rows(path: Path) -> Iterator[RawRow]:
             yield row
         if number is None:
             yield RawRow(0, error="is empty")
-    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
+    except (*DAMAGES, pa.ArrowException, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        where = f" after row {number}" if number else ""
-        yield RawRow(number + 1 if number else 0, error=f"cannot be read{where}: {reason}")
+        where = f" after row {number:,}" if number else ""
+        raise DataError(
+            f"{path} cannot be read{where}: {reason}; get it anew or leave it out of the inputs"
+        ) from None
 
 
 def parse_row(row: RawRow) -> RawRow:
@@ -149,18 +156,12 @@ def _walk(folder: Path, refused: list[tuple[Path, str]]) -> Iterator[Path]:
             path = Path(root) / name
             if name.startswith(".") or name.endswith(OWN_SUFFIXES):
                 continue
-            if _format_suffix(path) not in SUFFIXES:
+            if format_suffix(path) not in SUFFIXES:
                 continue
             if path.exists():
                 yield path
             else:
                 refused.append((path, "a link to nothing"))
-
-
-def _format_suffix(path: Path) -> str:
-    if path.suffix.lower() in COMPRESSED:
-        path = path.with_suffix("")
-    return path.suffix.lower()
 
 
 @contextmanager
@@ -173,36 +174,16 @@ def _text(stream: Any) -> Iterator[io.TextIOWrapper]:
         text.detach()
 
 
-@contextmanager
-def _open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    suffix = path.suffix.lower()
-    if suffix == ".zst":
-        with pa.input_stream(str(path), compression="zstd") as stream:
-            yield cast(IO[bytes], io.BufferedReader(cast(io.RawIOBase, stream), BLOCK_BYTES))
-    elif suffix == ".gz":
-        with gzip.open(path) as stream:
-            yield cast(IO[bytes], stream)
-    else:
-        with path.open("rb") as stream:
-            yield stream
-
-
 def _open_rows(path: Path) -> Iterator[RawRow]:
-    suffix = _format_suffix(path)
-    with _open_bytes(path) as stream:
-        if suffix == ".parquet":
-            yield from _parquet_rows(stream)
-        elif suffix == ".arrow":
-            yield from _arrow_rows(stream)
-        elif suffix in (".csv", ".tsv"):
-            yield from _csv_rows(stream, "\t" if suffix == ".tsv" else ",")
-        elif suffix == ".txt":
-            with _text(stream) as text:
-                content = text.read()
-            if content:
-                yield RawRow(1, {"text": content})
-        else:
-            yield from _json_rows(stream)
+    with open_contents(path) as contents:
+        yield from _READERS.get(contents.suffix, _json_rows)(contents.stream)
+
+
+def _text_row(stream: IO[bytes]) -> Iterator[RawRow]:
+    with _text(stream) as text:
+        content = text.read()
+    if content:
+        yield RawRow(1, {"text": content})
 
 
 def _json_rows(stream: IO[bytes]) -> Iterator[RawRow]:
@@ -211,9 +192,6 @@ def _json_rows(stream: IO[bytes]) -> Iterator[RawRow]:
     while not first.strip() and (line := stream.readline()):
         first = line.removeprefix(b"\xef\xbb\xbf")
     if not first.strip():
-        return
-    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        yield RawRow(0, error="is UTF-16, not UTF-8; convert it")
         return
     value, complete = _try_json(first)
     second = stream.readline()
@@ -281,8 +259,7 @@ def _items(text: IO[str]) -> Iterator[RawRow]:
         except (ValueError, RecursionError) as error:
             if ended:
                 reason = f"array is not valid JSON from its item {number + 1} on: {error}"
-                yield RawRow(number + 1, error=reason)
-                return
+                raise EOFError(reason) from None
             more = text.read(max(BLOCK_BYTES, len(buffer)))
             ended = not more
             buffer += more
@@ -310,11 +287,7 @@ class _Chained(io.RawIOBase):
 
 def _parquet_rows(stream: IO[bytes]) -> Iterator[RawRow]:
     source = stream if stream.seekable() else io.BytesIO(stream.read())
-    number = 0
-    for batch in pq.ParquetFile(source).iter_batches(batch_size=ROWS_OF_A_BATCH):
-        for value in batch.to_pylist():
-            number += 1
-            yield RawRow(number, value)
+    yield from _table_rows(pq.ParquetFile(source).iter_batches(batch_size=ROWS_OF_A_BATCH))
 
 
 def _arrow_rows(stream: IO[bytes]) -> Iterator[RawRow]:
@@ -326,15 +299,30 @@ def _arrow_rows(stream: IO[bytes]) -> Iterator[RawRow]:
     except pa.ArrowInvalid:
         source.seek(0)
         batches = iter(pa.ipc.open_stream(source))
+    yield from _table_rows(
+        batch.slice(start, ROWS_OF_A_BATCH)
+        for batch in batches
+        for start in range(0, batch.num_rows, ROWS_OF_A_BATCH)
+    )
+
+
+def _table_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[RawRow]:
+    """Yield the rows of a table without the nulls by which Arrow gives all structs one shape."""
     number = 0
     for batch in batches:
-        for start in range(0, batch.num_rows, ROWS_OF_A_BATCH):
-            for value in batch.slice(start, ROWS_OF_A_BATCH).to_pylist():
-                number += 1
-                yield RawRow(number, value)
+        shaped = [field.name for field in batch.schema if "struct<" in str(field.type)]
+        for value in batch.to_pylist():
+            number += 1
+            yield RawRow(number, value | {name: _without_nulls(value[name]) for name in shaped})
 
 
-def _csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[RawRow]:
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value
+
+
+def _csv_rows(stream: IO[bytes], delimiter: str = ",") -> Iterator[RawRow]:
     csv.field_size_limit(sys.maxsize)
     with _text(stream) as text:
         for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=1):
@@ -342,3 +330,14 @@ def _csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[RawRow]:
                 yield RawRow(number, error="has another number of fields than the header")
             else:
                 yield RawRow(number, row)
+
+
+# By suffix, of tables as told by their bytes; all else is JSON in one of its forms.
+_READERS: dict[str, Callable[[IO[bytes]], Iterator[RawRow]]] = {
+    ".parquet": _parquet_rows,
+    ".pq": _parquet_rows,
+    **dict.fromkeys((".arrow", ".ipc", ".feather"), _arrow_rows),
+    ".csv": _csv_rows,
+    ".tsv": partial(_csv_rows, delimiter="\t"),
+    ".txt": _text_row,
+}

@@ -120,6 +120,11 @@ def chat_of(value: Any) -> list[Any] | None:
         turns = [{"role": role, "content": text.strip()} for role, text in said]
         return turns if turns[-1]["content"] else turns[:-1]
     parsed = maybe_json(value)
+    columns = list(parsed.values()) if isinstance(parsed, dict) else [None]
+    lengths = {len(column) if isinstance(column, list) else None for column in columns}
+    if isinstance(parsed, dict) and len(lengths) == 1 and None not in lengths:
+        # An object of lists, as the datasets library keeps a list of objects.
+        return [dict(zip(parsed, turn, strict=True)) for turn in zip(*columns, strict=True)]
     return parsed if isinstance(parsed, list) else None
 
 

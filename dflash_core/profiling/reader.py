@@ -1,10 +1,11 @@
-"""Lengths out of token data on disk: Parquet, Arrow, JSON lines, or a token store.
+"""Lengths out of token data on disk: Parquet, Arrow, JSON lines, CSV, or a token store.
 
 Polars streams the files and hands back one row per distinct length, so memory does not grow with
 the number of samples. Of a file with a length column, tokens are not read at all.
 """
 
 import glob
+import io
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from dflash_core.artifacts import MANIFEST_NAME
 from dflash_core.config import FrozenModel
+from dflash_core.contents import DAMAGES, PEEKED_BYTES, format_suffix, open_contents
 from dflash_core.errors import DataError
 from dflash_core.profiling.counting import profile_of_counts
 from dflash_core.profiling.profile import LengthProfile
@@ -25,12 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenColumns", "profile_data", "read_lengths"]
 
-PARQUET, ARROW, JSON_LINES = (
+PARQUET, ARROW, JSON_LINES, CSV = (
     (".parquet", ".pq"),
     (".arrow", ".ipc", ".feather"),
     (".jsonl", ".ndjson"),
+    (".csv", ".tsv"),
 )
-SUFFIXES = (*PARQUET, *ARROW, *JSON_LINES)
+SUFFIXES = (*PARQUET, *ARROW, *JSON_LINES, *CSV)
 PROFILE_SUFFIX = ".json"
 ARROW_MAGIC = b"ARROW1"
 
@@ -140,15 +143,19 @@ def token_files(paths: Iterable[Path]) -> list[Path]:
         own = [path]
         if path.is_dir():
             own = sorted(file for file in path.rglob("*") if _is_data(file))
-        if not own or own[0].suffix not in SUFFIXES:
-            raise DataError(f"{path} holds no token data; give {', '.join(SUFFIXES)} or a store")
+        if not own or format_suffix(own[0]) not in SUFFIXES:
+            raise DataError(
+                f"{path} holds no token data; give {', '.join(SUFFIXES)}, packed or not, or a store"
+            )
         found += own
     return found
 
 
 def _is_data(file: Path) -> bool:
     """Whether a file below a folder holds samples: of a token store, only its shards do."""
-    if file.suffix not in SUFFIXES or file.is_dir():  # datasets are saved as folders x.parquet
+    if (
+        format_suffix(file) not in SUFFIXES or file.is_dir()
+    ):  # datasets are saved as folders x.parquet
         return False
     return file.match("shard-*.arrow") or not (file.parent / MANIFEST_NAME).is_file()
 
@@ -156,30 +163,40 @@ def _is_data(file: Path) -> bool:
 def _frames(file: Path) -> "Iterator[pl.LazyFrame]":
     """Scan a file; one in Arrow's stream format, as datasets are saved, comes in its batches."""
     import polars as pl
+    import pyarrow as pa
 
-    source = glob.escape(str(file))  # a name may hold brackets, and is no pattern
-    if file.suffix in PARQUET:
-        yield pl.scan_parquet(source)
-    elif file.suffix in JSON_LINES:
-        # Types of the whole file: a column may first appear, or be filled, far down.
-        if file.stat().st_size:
-            yield pl.scan_ndjson(source, infer_schema_length=None)
-    elif _is_arrow_file(file):
-        yield pl.scan_ipc(source)
-    else:
-        import pyarrow as pa
+    try:
+        with open_contents(file) as contents:
+            head = contents.stream.peek(PEEKED_BYTES)
+            # A name may hold brackets, and is no pattern.
+            source: Any = glob.escape(str(file))
+            if contents.packed:  # all of it in memory
+                source = io.BytesIO(contents.stream.read())
+            if contents.suffix in PARQUET:
+                yield pl.scan_parquet(source)
+            elif contents.suffix in JSON_LINES:
+                # Types of the whole file: a column may first appear, or be filled, far down.
+                if head:
+                    yield pl.scan_ndjson(source, infer_schema_length=None)
+            elif contents.suffix in CSV:
+                yield _csv_frame(source, head, "\t" if contents.suffix == ".tsv" else ",")
+            elif head.startswith(ARROW_MAGIC):
+                yield pl.scan_ipc(source)
+            else:
+                with pa.ipc.open_stream(source if contents.packed else contents.stream) as batches:
+                    yield from (pl.DataFrame(batch).lazy() for batch in batches)
+    except (*DAMAGES, pa.ArrowException) as error:
+        raise DataError(f"{file} is damaged: {_first_line(error)}") from None
 
-        try:
-            with pa.memory_map(str(file)) as mapped, pa.ipc.open_stream(mapped) as stream:
-                for batch in stream:
-                    yield pl.DataFrame(batch).lazy()
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file} is damaged: {_first_line(error)}") from None
 
+def _csv_frame(source: Any, head: bytes, separator: str) -> "pl.LazyFrame":
+    """Scan a table of text, whose first line names its columns unless it is numbers alone."""
+    import polars as pl
 
-def _is_arrow_file(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    first = head.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].decode(errors="replace")
+    names = [name.strip().strip('"') for name in first.split(separator)]
+    named = not all(name.lstrip("-").isdecimal() for name in names)
+    return pl.scan_csv(source, separator=separator, has_header=named, infer_schema_length=None)
 
 
 def _counted(file: Path, names: TokenColumns, limit: int | None) -> "list[pl.DataFrame]":
@@ -209,6 +226,11 @@ def _measures(
         schema = frame.collect_schema()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{file} is damaged: {_first_line(error)}") from None
+    for option, name in names.model_dump(exclude_defaults=True).items():
+        if name not in schema:
+            raise DataError(
+                f"{file} has no column '{name}' (--{option}-column) but {', '.join(schema)}"
+            )
     tokens = _list_of(schema, names.tokens)
     column = names.length
     unnamed = column == TokenColumns().length and column not in schema and len(schema) == 1

@@ -1,9 +1,12 @@
 """Rows of every kind of file, and what is said of those that cannot be read."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import os
+import random
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,12 +15,27 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from dflash_core.corpus.files import file_hashes, find_files, iter_rows, parse_row, stem_of
 from dflash_core.errors import DataError
 
 ROWS = [{"text": f"row {k} \u2028 \x85 ü", "n": k} for k in range(5)]
 JSONL = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
+
+PACKED = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+}
+REFUSED = [
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
+    (b"\n<!DOCTYPE html><html></html>", "a web page"),
+    (b"PK\x03\x04rest", "a ZIP archive"),
+    (b"x" * 257 + b"ustar", "a tar archive"),
+    ('{"n": 1}'.encode("utf-16"), "UTF-16"),
+]
 
 
 def values(path: Path) -> list:
@@ -104,18 +122,47 @@ def test_first_line_may_be_the_bad_one(tmp_path: Path) -> None:
     assert [row.error is None for row in map(parse_row, iter_rows(path))] == [False, True, True]
 
 
-def test_broken_array_keeps_what_came_before(tmp_path: Path) -> None:
+def test_broken_array_is_refused_behind_what_came_before(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", b'[{"n": 0},\n {"n": 1},\n {"n": oops},\n {"n": 3}]')
-    found = values(path)
-    assert found[:2] == [{"n": 0}, {"n": 1}]
-    assert "not valid JSON from its item 3 on" in found[2] and len(found) == 3
+    rows = iter_rows(path)
+    assert [next(rows).data, next(rows).data] == [{"n": 0}, {"n": 1}]
+    with pytest.raises(DataError, match="after row 2: array is not valid JSON from its item 3 on"):
+        next(rows)
 
 
-def test_cut_gzip_keeps_what_came_before(tmp_path: Path) -> None:
-    data = gzip.compress(JSONL * 400)
-    found = values(write(tmp_path / "a.jsonl.gz", data[: len(data) // 2]))
-    assert found[0] == ROWS[0]
-    assert "cannot be read after row" in found[-1]
+@pytest.mark.parametrize("name", [*PACKED, "row.parquet"])
+def test_cut_files_are_refused_however_much_can_be_read(tmp_path: Path, name: str) -> None:
+    noise = "".join(json.dumps({"n": random.random()}) + "\n" for _ in range(4_000)).encode()
+    data = PACKED[name](noise) if name in PACKED else b"PAR1" + noise
+    with pytest.raises(DataError, match=r"cannot be read.*; get it anew or leave it out"):
+        list(iter_rows(write(tmp_path / f"a.jsonl{name}", data[: len(data) // 2])))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.parquet", "a.bin"])
+@pytest.mark.parametrize("pack", PACKED.values())
+def test_files_are_read_for_what_they_hold_under_any_name(tmp_path: Path, name, pack) -> None:
+    if name != "a.parquet":
+        assert values(write(tmp_path / name, pack(JSONL))) == ROWS
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(ROWS), sink)
+    assert values(write(tmp_path / name, pack(sink.getvalue().to_pybytes()))) == ROWS
+
+
+@pytest.mark.parametrize(("head", "reason"), REFUSED)
+def test_what_holds_no_rows_is_said_for_what_it_is(tmp_path: Path, head, reason) -> None:
+    for name in ("a.jsonl", "a.parquet", "a.csv"):
+        with pytest.raises(DataError, match=rf"{name} is {reason}"):
+            list(iter_rows(write(tmp_path / name, head)))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.pq", "a.arrow", "a.feather"])
+def test_nulls_that_tables_fill_in_are_no_values(tmp_path: Path, name: str) -> None:
+    rows = [{"x": [{"a": {"p": 1}}], "n": None}, {"x": [{"a": {"q": [None]}}], "n": 2}]
+    table = pa.Table.from_pylist(rows)
+    write_table = pq.write_table if name.startswith("a.p") else feather.write_feather
+    write_table(table, str(tmp_path / name))
+    assert values(tmp_path / name) == rows
+    assert find_files([tmp_path])[0] == [tmp_path / name]
 
 
 @pytest.mark.parametrize(
@@ -126,15 +173,10 @@ def test_cut_gzip_keeps_what_came_before(tmp_path: Path) -> None:
         ("a.csv", b"", "is empty"),
         ("a.txt", b"", "is empty"),
         ("a.json", b"[]", "is empty"),
-        ("a.jsonl", '{"n": 1}'.encode("utf-16"), "UTF-16"),
-        ("a.parquet", b"no parquet at all", "cannot be read"),
-        ("a.arrow", b"no arrow at all", "cannot be read"),
-        ("a.jsonl.gz", b"no gzip at all", "cannot be read"),
-        ("a.jsonl.zst", b"no zstandard at all", "cannot be read"),
         ("a.csv", b"a,b\n1,2,3\n", "another number of fields"),
     ],
 )
-def test_unreadable_files_are_told(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
+def test_files_of_no_rows_are_told(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
     found = list(iter_rows(write(tmp_path / name, data)))
     assert len(found) == 1 and reason in (found[0].error or "")
 
@@ -180,7 +222,8 @@ def test_what_may_not_be_read_is_told(open_folder: Path) -> None:
     assert files == [open_folder / "a.jsonl", open_folder / "b.jsonl"]
     assert refused == [(open_folder / "closed", "Permission denied")]
     assert values(files[0]) == ROWS
-    assert values(files[1]) == ["cannot be read: Permission denied"]
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        values(files[1])
 
 
 def test_links_are_followed_once_and_broken_ones_are_told(tmp_path: Path) -> None:

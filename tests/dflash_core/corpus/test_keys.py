@@ -86,6 +86,7 @@ def test_what_cannot_be_read_is_refused_by_name(row, reason) -> None:
         {"problem": "q", "solution": "a"},
         {"input": "q", "output": "a"},
         {"human": "q", "assistant": "a"},
+        {"conversations": {"from": ["human", "gpt"], "value": ["q", "a"]}},
         {"conversation": [{"human": "q", "assistant": "a"}]},
         {"conversation": [{"input": "q", "output": "a"}]},
         {"instruction": "", "input": "q", "output": "a"},

@@ -1,6 +1,12 @@
 """Token data on disk gives the profile that its samples give."""
 
+import bz2
+import gzip
+import io
 import json
+import lzma
+import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +211,39 @@ def test_a_name_with_brackets_is_no_pattern(tmp_path, suffix):
     write = {"parquet": frame.write_parquet, "jsonl": frame.write_ndjson, "arrow": frame.write_ipc}
     write[suffix](folder / f"[a]*.{suffix}")
     assert profile_data([folder]).num_samples == 2
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "arrow", "csv", "tsv"])
+def test_packed_files_and_tables_of_text_give_the_same_lengths(tmp_path, suffix, pack):
+    frame = pl.DataFrame({"when": ["a", "b", "c"], "length": [3, 5, None]})
+    made = io.BytesIO()
+    write = {"parquet": frame.write_parquet, "jsonl": frame.write_ndjson, "arrow": frame.write_ipc}
+    separator = "\t" if suffix == "tsv" else ","
+    write.get(suffix, partial(frame.write_csv, separator=separator))(made)
+    (tmp_path / f"data.{suffix}").write_bytes(pack(made.getvalue()))
+    assert read_lengths(tmp_path / f"data.{suffix}")[0].tolist() == [3, 5, None]
+
+
+def test_a_table_of_text_without_a_header_is_lengths_from_its_first_line(tmp_path):
+    (tmp_path / "data.csv").write_text("300\n900\n")
+    assert read_lengths(tmp_path / "data.csv")[0].tolist() == [300, 900]
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path):
+    (tmp_path / "data.csv").write_text("When,ContextTokens,New\n1,300,4\n2,900,5\n")
+    columns = TokenColumns(length="ContextTokens")
+    assert read_lengths(tmp_path / "data.csv", columns=columns)[0].tolist() == [300, 900]
+    for name, option in (("length", "--length-column"), ("mask", "--mask-column")):
+        with pytest.raises(DataError, match=rf"no column 'Tokens' \({option}\) but When, Context"):
+            read_lengths(tmp_path / "data.csv", columns=TokenColumns(**{name: "Tokens"}))
+
+
+def test_what_holds_no_data_is_said_for_what_it_is(tmp_path):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+    cut = gzip.compress(bytes(random.Random(0).randbytes(9_000)))[:5_000]
+    heads = {"a pointer of Git LFS": pointer, "a web page": b"<html>", "damaged": cut}
+    for words, head in heads.items():
+        (tmp_path / "data.parquet").write_bytes(head)
+        with pytest.raises(DataError, match=rf"data.parquet is {words}"):
+            profile_data([tmp_path / "data.parquet"])
