@@ -1,26 +1,34 @@
 """One start of torchrun as a value, and the process that it becomes."""
 
 import os
-import signal
+import select
 import subprocess
 import sys
-from collections.abc import Collection
+import threading
+import time
+from collections.abc import Collection, Iterator
 
 from dflash_core.config import FrozenModel
+from dflash_core.processes import sheltered
 
-__all__ = ["FLOW_RUN_ID", "SHUTDOWN_TIMEOUT_S", "Launch", "end", "start", "stop"]
+__all__ = [
+    "FLOW_RUN_ID",
+    "SHUTDOWN_TIMEOUT_S",
+    "Launch",
+    "end",
+    "hurry",
+    "printed",
+    "start",
+    "stop",
+]
 
 FLOW_RUN_ID = "PREFECT__FLOW_RUN_ID"  # Prefect's workers set it for what they start
 # Prefect kills a cancelled run 30 s after SIGTERM: ranks must be done well before.
 SHUTDOWN_TIMEOUT_S = 15
-PR_SET_PDEATHSIG = 1
-# A parent that died before the kernel was asked is known by who inherited its child.
-DIE_WITH_PARENT = (
-    "import ctypes,os,sys;"
-    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG},{int(signal.SIGTERM)},0,0,0);"
-    "os.getppid()==int(sys.argv[1]) or sys.exit(1);"
-    "os.execvp(sys.argv[2],sys.argv[2:])"
-)
+POLL_S = 0.5
+
+hurry = threading.Event()
+"""Set when nobody waits any more until ranks have saved."""
 
 
 class Launch(FrozenModel):
@@ -56,7 +64,7 @@ class Launch(FrozenModel):
                 f"--rdzv-id={self.key}",
             ]
         return [
-            *(sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid())),
+            *(sys.executable, "-m", "dflash_core.processes", str(os.getpid())),
             *(sys.executable, "-m", "torch.distributed.run", *where),
             f"--nproc-per-node={self.num_ranks // self.nodes}",
             f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
@@ -64,43 +72,65 @@ class Launch(FrozenModel):
         ]
 
 
-def start(launch: Launch, *, holding: Collection[int] = ()) -> "subprocess.Popen[str]":
+def start(launch: Launch, *, holding: Collection[int] = ()) -> "subprocess.Popen[bytes]":
     """Start torchrun as a child that ends, with its ranks, when this process does.
+
+    A terminal's Ctrl-C does not reach it: torchrun would pass it on, and ranks save on SIGTERM.
 
     Args:
         launch: What to start.
         holding: Open files that it keeps open as long as it lives, such as locked ones.
     """
-    return subprocess.Popen(
-        launch.command,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": str(launch.threads_per_rank),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "PYTHONUNBUFFERED": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        bufsize=1,
-        errors="replace",
-        pass_fds=holding,
-    )
+    with sheltered():
+        return subprocess.Popen(
+            launch.command,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(launch.threads_per_rank),
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "PYTHONUNBUFFERED": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            pass_fds=holding,
+        )
 
 
-def end(process: "subprocess.Popen[str]") -> None:
-    """End torchrun, which ends its ranks; it gets its time to save first."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(SHUTDOWN_TIMEOUT_S + 5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def printed(process: "subprocess.Popen[bytes]") -> Iterator[str]:
+    """Give the lines that a process prints as they come, without empty ones, until its end.
+
+    No wait is long: a read would go on after Ctrl-C once Polars has told the kernel to restart it.
+    """
+    assert process.stdout is not None
+    waiting, left = select.poll(), b""
+    waiting.register(process.stdout)
+    while True:
+        if not waiting.poll(POLL_S * 1000):
+            continue
+        data = process.stdout.read(1 << 16)
+        *lines, left = (left + data).replace(b"\r", b"\n").split(b"\n")
+        if not data:
+            lines.append(left)
+        yield from (text for line in lines if (text := line.decode(errors="replace").rstrip()))
+        if not data:
+            return
 
 
-def stop(process: "subprocess.Popen[str]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End torchrun, which ends its ranks; it gets its time to save first, unless in a hurry."""
+    process.terminate()
+    deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S + 5
+    try:
+        while process.poll() is None and time.monotonic() < deadline and not hurry.wait(0.1):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
     """End torchrun and read no more of it."""
     end(process)
     assert process.stdout is not None

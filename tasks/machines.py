@@ -19,7 +19,7 @@ from prefect.runtime import flow_run
 from configs.settings import RunConfig
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import ConfigError, TrainingError
-from tasks.launch import FLOW_RUN_ID, SHUTDOWN_TIMEOUT_S, Launch, end, start, stop
+from tasks.launch import FLOW_RUN_ID, SHUTDOWN_TIMEOUT_S, Launch, end, printed, start, stop
 
 __all__ = ["Machines", "follow", "launches_folder"]
 
@@ -138,9 +138,8 @@ def _take_part(folder: Path, launch: Launch, on_line: Callable[[str], None]) -> 
     watch = threading.Thread(target=leave_when_over, daemon=True)
     try:
         watch.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            on_line(line.rstrip())
+        for line in printed(process):
+            on_line(line)
         process.wait()
     finally:
         ended.set()

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import threading
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from typing import Any
 from configs.settings import RunConfig
 from dflash_core.errors import InputError, Interrupted, TimeLimitError, TrainingError
 from dflash_core.training.progress import METRICS_NAME, STATUS_NAME, RunStatus, read_status
-from tasks.launch import SHUTDOWN_TIMEOUT_S, Launch, start, stop
+from tasks.launch import SHUTDOWN_TIMEOUT_S, Launch, printed, start, stop
 from tasks.machines import Machines
 from tasks.watching import Watch
 
@@ -72,6 +71,7 @@ def run_torchrun(
         on_metrics: Called with new lines of ``metrics.jsonl``, several at a time.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C came and the ranks were stopped; it says how far they were.
         Interrupted: The ranks saved and stopped, on request or because a time limit was reached.
         TimeLimitError: A time limit was reached, and the ranks could not save, or other machines
             did not come.
@@ -96,7 +96,15 @@ def run_torchrun(
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:
         tail.start()
-        _follow(process, last, on_line, watch)
+        for line in printed(process):
+            watch.sign()
+            last.append(line)
+            if on_line is not None:
+                on_line(line)
+        process.wait()
+    except KeyboardInterrupt:
+        stop(process)
+        raise KeyboardInterrupt(_stopped(read_status(run_dir))) from None
     finally:
         watch.stop()
         stop(process)
@@ -143,17 +151,13 @@ def _free_of_ranks(run_dir: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
-def _follow(
-    process: "subprocess.Popen[str]", last: deque[str], on_line: OnLine | None, watch: Watch
-) -> None:
-    assert process.stdout is not None
-    for raw in process.stdout:
-        watch.sign()
-        line = raw.rstrip()
-        last.append(line)
-        if on_line is not None and line:
-            on_line(line)
-    process.wait()
+def _stopped(status: RunStatus | None) -> str:
+    if status is None or status.state != "interrupted":
+        return "stopped before the ranks could save; the same command continues from the last save"
+    return (
+        f"stopped after step {status.step} of {status.num_steps}; the same command continues from "
+        "there"
+    )
 
 
 def _too_late(reached: str, status: RunStatus | None) -> Interrupted | TimeLimitError:

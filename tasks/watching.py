@@ -24,7 +24,7 @@ class Watch:
     """
 
     def __init__(
-        self, process: "subprocess.Popen[str]", written: Sequence[Path], config: RunConfig
+        self, process: "subprocess.Popen[bytes]", written: Sequence[Path], config: RunConfig
     ) -> None:
         self.reached = ""
         """Which limit was reached, in words; empty while none was."""

@@ -7,17 +7,18 @@ death is the end of that pipe.
 """
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 from typing import Any
+
+from dflash_core.processes import sheltered
 
 __all__ = ["WorkerDied", "Workers"]
 
@@ -67,7 +68,7 @@ class Workers:
         process = context.Process(target=_serve, args=(theirs, *self._start), daemon=True)
         # With the first process it would be started too, and then let interrupts through again.
         resource_tracker.ensure_running()
-        with _interrupts_kept():
+        with sheltered():
             process.start()
         theirs.close()  # Only then does the pipe end with the process.
         self._processes.append(process)
@@ -84,16 +85,6 @@ class Workers:
             self._free.put(pipe)
         if error is not None:
             raise error
-
-
-@contextmanager
-def _interrupts_kept() -> Iterator[None]:
-    """Keep Ctrl-C, which is the parent's to handle, from processes that start meanwhile."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection, start: Start, arguments: tuple[Any, ...]) -> None:

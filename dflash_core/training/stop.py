@@ -1,15 +1,13 @@
 """The request to stop, and the launcher's end. No torch here: both come while it is imported."""
 
-import ctypes
 import os
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["StopRequest", "die_with_launcher"]
+from dflash_core.processes import die_with_parent
 
-PR_SET_PDEATHSIG = 1
+__all__ = ["StopRequest", "die_with_launcher"]
 
 
 def die_with_launcher() -> None:
@@ -18,10 +16,9 @@ def die_with_launcher() -> None:
     torchrun gives ranks a session of their own, so nothing else does; a launcher that was killed
     before this call is found by who inherited the rank.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if "TORCHELASTIC_RUN_ID" in os.environ and _is_orphan():
-            os._exit(1)
+    die_with_parent(signal.SIGKILL)
+    if "TORCHELASTIC_RUN_ID" in os.environ and _is_orphan():
+        os._exit(1)
 
 
 def _is_orphan() -> bool:

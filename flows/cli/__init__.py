@@ -10,21 +10,19 @@ import contextlib
 import importlib
 import json
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
 from dflash_core.errors import DFlashError
+from flows.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTS
 
 __all__ = ["COMMANDS", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERRUPTED", "EXIT_REJECTED", "main"]
 
 EXIT_FAILED = 1
 EXIT_INPUT = 2
 EXIT_REJECTED = 3
-EXIT_INTERRUPTED = 4
 USERS_PATH = (
     FileNotFoundError,
     FileExistsError,
@@ -53,11 +51,13 @@ COMMANDS: dict[str, str] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command; without arguments given as the program, which answers interrupts.
 
     Returns:
         0 done, 1 failed, 2 bad input, 3 rejected by the gate, 4 interrupted and resumable.
     """
+    if argv is None:
+        INTERRUPTS.listen()
     arguments = list(sys.argv[1:] if argv is None else argv)
     width = max(map(len, COMMANDS))
     parser = argparse.ArgumentParser(
@@ -68,9 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")
     name = parser.parse_args(arguments[:1]).command
+    code = _bounded(name, arguments[1:])
+    INTERRUPTS.end()
+    return EXIT_INTERRUPTED if code and INTERRUPTS.asked else code
+
+
+def _bounded(name: str, arguments: list[str]) -> int:
+    """Run a command and turn what it raises into a sentence and a code."""
     try:
-        with _sigterm_as_ctrl_c():
-            code = _run(name, arguments[1:])
+        code = _run(name, arguments)
         sys.stdout.flush()
         return code
     except DFlashError as error:
@@ -79,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(first_problem(error), EXIT_INPUT)
     except json.JSONDecodeError as error:
         return _fail(f"not JSON: {error}", EXIT_INPUT)
-    except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _fail(str(error) or "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader has seen enough
         _discard_output()
         return 0
@@ -91,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{where}: {error.strerror or error}",
             EXIT_INPUT if isinstance(error, USERS_PATH) else EXIT_FAILED,
         )
+    except Exception:
+        if not INTERRUPTS.asked:
+            raise
+        return _fail("interrupted", EXIT_INTERRUPTED)  # which some libraries make another error of
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -104,22 +114,8 @@ def _run(name: str, arguments: list[str]) -> int:
         parsed.overrides = rest
     elif rest:
         command.error(f"unrecognized arguments: {' '.join(rest)}")
+    INTERRUPTS.begin()
     return module.run(parsed)
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C: ranks save, servers that were started end with the command."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the ranks are saving
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def first_problem(error: ValidationError) -> str:

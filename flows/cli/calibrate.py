@@ -10,7 +10,7 @@ from configs.settings import load_settings
 from dflash_core.artifacts import atomic_write, check_writable
 from dflash_core.throughput import CostModel
 from dflash_core.throughput.cost import ROLE_TERMS, TERMS
-from flows.cli.run import explain, prepare_console
+from flows.cli.run import explain, prefect_loading
 from tasks.terminal import Terminal
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.again:
         run = settings.run.model_copy(update={"calibrate_again": True})
         settings = settings.model_copy(update={"run": run})
-    prepare_console()
-    from flows.calibrate import calibrate
+    with prefect_loading():
+        from flows.calibrate import calibrate
 
     state = calibrate(settings, return_state=True)
     if not state.is_completed():

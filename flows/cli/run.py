@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,9 @@ from rich.table import Table as RichTable
 
 from configs.settings import Settings, load_settings
 from dflash_core.errors import DFlashError
+from dflash_core.processes import sheltered
 from flows.cli import EXIT_FAILED, EXIT_REJECTED
+from flows.cli.interrupts import INTERRUPTS
 from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ __all__ = [
     "TAKES_SETTINGS",
     "add_arguments",
     "explain",
-    "prepare_console",
+    "prefect_loading",
     "print_table",
     "run",
     "run_settings",
@@ -60,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_settings(settings: Settings, *, as_json: bool = False) -> int:
     """Run the flow with settings; see `run`."""
-    prepare_console()
-    from flows.train_drafter import train_drafter
+    with prefect_loading():
+        from flows.train_drafter import train_drafter
 
     state = train_drafter(settings, return_state=True)
     if state.name == "Rejected":
@@ -74,13 +78,24 @@ def run_settings(settings: Settings, *, as_json: bool = False) -> int:
     return explain(state)
 
 
-def prepare_console() -> None:
-    """Quieten what we run on, and show our own lines; call before Prefect is imported."""
+@contextmanager
+def prefect_loading() -> Iterator[None]:
+    """Quieten what flows run on, import them in the block, and have a server for them.
+
+    Prefect's own server for the run, which starts where none is named, is deaf to the terminal:
+    it has to outlive Ctrl-C until it knows how the runs ended.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    from tasks.console import use_console
+    with INTERRUPTS.idle():
+        yield
+        from prefect.client.orchestration import get_client
+
+        from tasks.console import use_console
 
     use_console()
+    with sheltered():
+        get_client(sync_client=True)
 
 
 def explain(state: Any) -> int:

@@ -19,11 +19,10 @@ from rich.progress import (
 from configs.settings import RunConfig, load_settings
 from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
-from dflash_core.errors import ConfigError, Interrupted
+from dflash_core.errors import ConfigError
 from dflash_core.throughput import Accuracy, CostModel, Prediction, predict
 from dflash_core.training.calibrated import Calibration, balanced, hold_job, read_calibration
 from dflash_core.training.config import TrainingJob, check_job
-from dflash_core.training.progress import read_status
 from flows.cli import first_problem
 from flows.cli.run import print_table
 from tasks.run_folder import held_folder
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train until the end, or until asked to stop.
 
     Raises:
-        Interrupted: Ctrl-C or SIGTERM came; the same command continues.
+        KeyboardInterrupt: Ctrl-C or SIGTERM came; the same command continues.
         TrainingError: A rank failed.
     """
     job, limits = (_read_job if arguments.config.suffix == ".json" else _make_job)(arguments)
@@ -216,27 +215,14 @@ def _train(job: TrainingJob, limits: RunConfig, file: Path, *options: str) -> di
             last.update(lines[-1])
             bars.update(bar, completed=last["step"], total=last["num_steps"])
 
-        try:
-            run_torchrun(
-                "dflash_core.training",
-                ["--config", str(file), *options],
-                num_ranks=job.training.topology.num_ranks,
-                run_dir=job.run_dir,
-                threads_per_rank=job.training.threads_per_rank,
-                config=limits,
-                on_line=lambda line: console.print(line, soft_wrap=True),
-                on_metrics=on_metrics,
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(_stopped(job)) from None
+        run_torchrun(
+            "dflash_core.training",
+            ["--config", str(file), *options],
+            num_ranks=job.training.topology.num_ranks,
+            run_dir=job.run_dir,
+            threads_per_rank=job.training.threads_per_rank,
+            config=limits,
+            on_line=lambda line: console.print(line, soft_wrap=True),
+            on_metrics=on_metrics,
+        )
     return last
-
-
-def _stopped(job: TrainingJob) -> str:
-    status = read_status(job.run_dir)
-    if status is None or status.state != "interrupted":
-        return "stopped before the ranks could save; the same command continues from the last save"
-    return (
-        f"stopped after step {status.step} of {status.num_steps}; the same command continues from "
-        "there"
-    )

@@ -83,6 +83,16 @@ def test_sigterm_to_the_launcher_is_an_interruption_that_can_be_resumed(tmp_path
     assert no_rank_lives(tmp_path)
 
 
+def test_ctrl_c_at_the_terminal_lets_the_ranks_save(tmp_path: Path) -> None:
+    """It is sent to all of the terminal's processes, and after Polars it ends no read of ours."""
+    parent = start_parent(tmp_path)
+    wait_until_ranks_wait(tmp_path)
+    os.killpg(parent.pid, signal.SIGINT)
+    output, _ = parent.communicate(timeout=60)
+    assert "KeyboardInterrupt: stopped after step 2 of 3; the same command continues" in output
+    assert no_rank_lives(tmp_path)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_death_of_the_parent_ends_every_rank_within_seconds(
     tmp_path: Path, number: signal.Signals
@@ -105,7 +115,7 @@ def test_ranks_of_a_killed_parent_are_gone_before_others_start_in_their_folder(
     earlier = [int(file.name.partition("-")[2]) for file in tmp_path.glob("waiting-*")]
     lived: list[bool] = []
 
-    def start_others(launch: Launch, *, holding: Collection[int]) -> "subprocess.Popen[str]":
+    def start_others(launch: Launch, *, holding: Collection[int]) -> "subprocess.Popen[bytes]":
         lived.extend(alive(pid) for pid in earlier)
         return start(launch, holding=holding)
 
@@ -149,8 +159,9 @@ def write_steps(run_dir: Path, steps: range, *, keep_steps: int, attempt: int) -
 
 def start_parent(run_dir: Path) -> "subprocess.Popen[str]":
     code = (
-        "import pathlib, sys\n"
+        "import pathlib, sys, polars\n"
         "from tasks.torchrun import run_torchrun, Interrupted\n"
+        "polars.LazyFrame({'a': [1]}).collect()\n"
         "run_dir = pathlib.Path(sys.argv[1])\n"
         f"try: run_torchrun({TOY!r}, [str(run_dir), 'wait'], num_ranks=2, run_dir=run_dir)\n"
         "except Interrupted as error: print(f'Interrupted: {error}')\n"
@@ -161,6 +172,7 @@ def start_parent(run_dir: Path) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 

@@ -32,8 +32,8 @@ LIMITS = {
 @pytest.mark.parametrize("setting", LIMITS)
 def test_what_takes_too_long_may_save_and_is_ended(tmp_path: Path, setting: str) -> None:
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         watch = Watch(child, [tmp_path / "metrics.jsonl"], RunConfig.model_validate({setting: 0.1}))
         assert child.wait(60) == 1
         watch.stop()
@@ -48,7 +48,7 @@ def test_files_that_are_written_are_signs_of_life(
     monkeypatch.setattr("tasks.watching.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr("tasks.watching.POLL_S", 3600.0)  # it looks when it is told to
     file = tmp_path / "metrics.jsonl"
-    with subprocess.Popen([sys.executable, "-c", ""], text=True) as child:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
         watch = Watch(child, [tmp_path / "other", file], RunConfig(silence_limit_s=2.5))
         for step in range(5):
             file.write_text("as long as before")

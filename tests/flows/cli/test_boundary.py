@@ -1,6 +1,5 @@
 """How the command line ends when its reader goes, or when it is interrupted early."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,14 +22,6 @@ def test_ctrl_c_while_a_command_is_imported_is_an_interruption(
     monkeypatch.setattr(flows.cli.importlib, "import_module", interrupted)
     assert main(["evaluate"]) == EXIT_INTERRUPTED
     assert capsys.readouterr().err == "dflash-flow: interrupted\n"
-
-
-def test_ctrl_c_while_a_dataclass_is_made_ends_with_our_code(tmp_path: Path) -> None:
-    (tmp_path / "rich.py").write_text("exec('raise KeyboardInterrupt')")
-    command = [sys.executable, "-m", "flows.cli", "runs"]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, "dflash-flow: interrupted\n")
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

@@ -1,0 +1,126 @@
+"""Ctrl-C, SIGTERM and a closed terminal are answered at once, whatever the program is doing."""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from tasks.launch import hurry
+
+__all__ = ["INTERRUPTS", "Interrupts"]
+
+EXIT_INTERRUPTED = 4
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+KNOCK = signal.SIGURG  # nobody else uses it, and who does not listen for it ignores it
+KNOCK_EVERY_S = 0.05
+SAME_S = 0.5  # wrappers pass on a Ctrl-C that the terminal has sent us too
+HURRY_S = 5.0
+IMPORTS = "<frozen importlib._bootstrap>"
+
+
+class Interrupts:
+    """Turns the first signal into one KeyboardInterrupt, and the second Ctrl-C into a quick end.
+
+    The main thread may be inside native code, or wait in a system call that the handler of another
+    library, such as Polars' for SIGINT, has told the kernel to restart. So a thread reads what
+    Python's own handler writes down at once, answers, and knocks at the main thread with a signal
+    that restarts nothing until that one has heard.
+
+    Attributes:
+        asked: Whether a signal came.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._idle = True
+        self._heard = self._due = False
+
+    def listen(self) -> None:
+        """Begin; for the main thread of a program, and for as long as it lives."""
+        ours, theirs = os.pipe()
+        os.set_blocking(theirs, False)
+        signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        for number in STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and background jobs have it
+                signal.signal(number, self._interrupt)
+        signal.signal(KNOCK, self._raise_when_due)
+        threading.Thread(target=self._watch, args=(ours,), name="interrupts", daemon=True).start()
+
+    def begin(self) -> None:
+        """From now on there is something to save or to end."""
+        self._idle = False
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Say that until the end of the block there is nothing to save or to end."""
+        self._idle = True
+        yield
+        self._idle = False
+
+    def end(self) -> None:
+        """Raise no more: the command has ended, and the program is about to."""
+        self._heard = True
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._due = True
+        self._raise_when_due(number, frame)
+
+    def _raise_when_due(self, number: int, frame: FrameType | None) -> None:
+        if self._due and not self._heard and not _is_importing(frame):
+            self._heard = True
+            raise KeyboardInterrupt
+
+    def _watch(self, signals: int) -> None:
+        first_s = 0.0
+        while True:
+            knocking = self.asked and not self._heard
+            if not select.select([signals], [], [], KNOCK_EVERY_S if knocking else None)[0]:
+                signal.pthread_kill(threading.main_thread().ident or 0, KNOCK)
+                continue
+            numbers = [number for number in os.read(signals, 1) if number in STOPS]
+            if not numbers:
+                continue
+            if not self.asked:
+                first_s, self.asked = time.monotonic(), True
+                if self._idle:
+                    _leave("interrupted")
+                _say("stopping, and saving what can be saved; Ctrl-C again ends at once")
+            elif signal.SIGINT in numbers and time.monotonic() - first_s > SAME_S:
+                _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    """Let nobody save any more; who has not ended by then is ended."""
+    hurry.set()
+    time.sleep(HURRY_S)
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
+    _leave("ended before everything was saved")
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is half imported, which some libraries make another error of."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _say(sentence: str) -> None:
+    os.write(2, f"dflash-flow: {sentence}\n".encode())
+
+
+def _leave(sentence: str) -> NoReturn:
+    _say(sentence)
+    os._exit(EXIT_INTERRUPTED)
+
+
+INTERRUPTS = Interrupts()
