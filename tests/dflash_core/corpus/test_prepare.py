@@ -146,7 +146,7 @@ def test_text_and_token_rows_are_taken(tmp_path: Path, encoder, tokenizer) -> No
     rows = [
         {"text": "plain <|im_end|> text"},
         {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]},
-        {"input_ids": [5, 999_999], "labels": [5, 6]},
+        {"input_ids": [5, 999_999], "labels": [5, 999_999]},
     ]
     path = write(tmp_path / "a.jsonl", rows)
     run([path], encoder, tmp_path / "s", max_reject_share=0.5)
