@@ -238,7 +238,7 @@ def _told_in_one_sentence(path: Path) -> Iterator[None]:
 
 
 def target_digest(path: Path) -> str:
-    """Return a hash of a target folder's config, weights and tokenizer.
+    """Return a hash of a target folder's config, weights, tokenizer and code.
 
     Raises:
         TargetError: The folder is no transformers folder.
@@ -246,7 +246,7 @@ def target_digest(path: Path) -> str:
     _check_folder(path, trust_remote_code=True)  # it runs none
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()):
-        if file.suffix in {".json", ".safetensors", ".jinja"}:
+        if file.suffix in {".json", ".safetensors", ".jinja", ".py"}:
             digest.update(file.name.encode())
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())

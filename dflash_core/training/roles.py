@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import transformers
 from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
@@ -232,6 +233,8 @@ def _open_caches(
                 "final_hidden": str(job.loss.distils),
                 "dtype": str(dtype),
                 "attention": job.target.attention,
+                # Another version's model code may give other features; torch's rounding may not.
+                "transformers": transformers.__version__,
                 "store": store.content_hash,
                 "max_length": str(most),
             },

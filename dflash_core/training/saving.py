@@ -18,7 +18,7 @@ TARGET_VERSION = 1
 def save_target(
     model: Any, tokenizer: Any, weights: dict[str, Tensor], out: Path, facts: dict[str, Any]
 ) -> Path:
-    """Save model and tokenizer for transformers, in bfloat16 safetensors.
+    """Save model and tokenizer for transformers: bfloat16 parameters, buffers as they are.
 
     Args:
         model: A transformers model, of which only the shape is read.
@@ -29,7 +29,12 @@ def save_target(
     """
     with torch.device("meta"):
         stored = type(model)(copy.deepcopy(model.config))
-    rounded = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in weights.items()}
+    # A buffer is a table, a counter or a router's bias: rounded, some say something else.
+    buffers = dict(stored.named_buffers())
+    rounded = {
+        name: tensor.to("cpu", None if name in buffers else torch.bfloat16)
+        for name, tensor in weights.items()
+    }
     stored.load_state_dict(rounded, assign=True)
     stored.tie_weights()
     stored.generation_config = copy.deepcopy(model.generation_config)

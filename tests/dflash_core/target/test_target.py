@@ -119,10 +119,12 @@ def test_a_config_that_contradicts_itself_is_told_in_one_sentence(
         read(TargetConfig(path=tmp_path))
 
 
-def test_digest_follows_the_weights(folder: Path, tmp_path: Path) -> None:
+def test_digest_follows_the_weights_and_the_code(folder: Path, tmp_path: Path) -> None:
     other = tiny_target(tmp_path / "other", seed=1)
     same = tiny_target(tmp_path / "same")
     assert target_digest(folder) == target_digest(same) != target_digest(other)
+    (same / "modeling_own.py").write_text("# code that the folder brings")
+    assert target_digest(folder) != target_digest(same)
 
 
 def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
