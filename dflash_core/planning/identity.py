@@ -1,5 +1,6 @@
 """What a plan is made of, hashed: may a run go on with it?"""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -74,4 +75,6 @@ def _bytes(values: NDArray[np.integer]) -> bytes:
 
 
 def _short(value: str | None) -> str:
-    return "absent" if value is None else value if len(value) < 64 else value[:12]
+    if value is None:
+        return "absent"
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value

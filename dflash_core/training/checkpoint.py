@@ -18,6 +18,7 @@ __all__ = [
     "Cursor",
     "checkpoint_path",
     "checkpoints_folder",
+    "give_up",
     "has_checkpoint",
     "latest_checkpoint",
     "latest_step",
@@ -32,7 +33,12 @@ KIND = "checkpoint"
 VERSION = 2
 STATE_NAME = "state.pt"
 SET_ASIDE = "set-aside"
+DIVERGED = "diverged"
 NAME = re.compile(r"step-\d{8,}")
+RATES = [
+    f"training.optimizer.{name}"
+    for name in ("learning_rate", "warmup_ratio", "min_lr_ratio", "grad_clip")
+]
 
 
 class Cursor(FrozenModel):
@@ -86,6 +92,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any], cursor: Cursor, *, keep
         if isinstance(error.__context__, OSError):  # the zip writer complains of a short file
             raise error.__context__ from None
         raise
+    (folder / DIVERGED).unlink(missing_ok=True)
     best = None if cursor.best_step is None else checkpoint_path(folder, cursor.best_step)
     for old in [one for one in _complete(folder) if one <= path][:-keep]:
         if old != best:
@@ -114,6 +121,18 @@ def set_aside(folder: Path, *, after: int) -> list[Path]:
             free = (folder / SET_ASIDE / name for name in names)
             moved.append(path.rename(next(place for place in free if not place.exists())))
     return moved
+
+
+def give_up(folder: Path, *, step: int) -> None:
+    """Set aside what led a run astray, and let it go on before with another learning rate.
+
+    Args:
+        folder: The run's checkpoints.
+        step: Step of the last update: no later step has shown that its weights are good.
+    """
+    set_aside(folder, after=step - 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DIVERGED).touch()
 
 
 def checkpoints_folder(run_dir: Path) -> Path:
@@ -147,20 +166,25 @@ def read_cursor(path: Path, ingredients: dict[str, str]) -> Cursor:
 
     Args:
         path: The checkpoint.
-        ingredients: This run's own; see `Cursor`.
+        ingredients: This run's own; see `Cursor`. After a divergence the learning rate and what
+            goes with it may be others than the checkpoint's.
 
     Raises:
         ConfigError: The checkpoint was made of something else; the message names what.
     """
     manifest = read_manifest(path, kind=KIND, format_version=VERSION)
     cursor = Cursor.model_validate(manifest.metadata["cursor"])
-    changed = changed_ingredients(cursor.ingredients, ingredients)
+    free = RATES if (path.parent / DIVERGED).exists() else ()
+    both = (cursor.ingredients, ingredients)
+    changed = changed_ingredients(
+        *({name: value for name, value in one.items() if name not in free} for one in both)
+    )
     if changed:
         raise ConfigError(
             f"{path} cannot be continued: {'; '.join(changed)}; put it back, or set run.name or "
             "training.resume to start anew"
         )
-    return cursor
+    return cursor.model_copy(update={"ingredients": ingredients})
 
 
 def open_checkpoint(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflash_core.artifacts import content_digest
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError
 from dflash_core.training.checkpoint import (
@@ -137,17 +136,21 @@ def _find_cursor(job: TrainingJob, ranks: Ranks, ingredients: dict[str, str]) ->
 
 def _ingredients(job: TrainingJob, epochs: Epochs, stores: Stores) -> dict[str, str]:
     training = job.training
-    shape = {
-        "target": job.target.model_dump(mode="json"),
-        "draft": job.draft.model_dump(mode="json"),
-        "loss": job.loss.model_dump(mode="json"),
-        "precision": training.precision,
+    sections = {
+        "target": job.target,
+        "draft": job.draft,
+        "loss": job.loss,
+        "training.optimizer": training.optimizer,
     }
     return {
         **epochs.ingredients(),
         "store": stores.train.content_hash,
         "held-out store": "none" if stores.heldout is None else stores.heldout.content_hash,
-        "model": content_digest(shape),
-        "optimizer": content_digest(training.optimizer.model_dump(mode="json")),
-        "objective": training.objective,
+        **{
+            f"{section}.{name}": str(value)
+            for section, settings in sections.items()
+            for name, value in settings.model_dump(mode="json").items()
+        },
+        "training.precision": training.precision,
+        "training.objective": training.objective,
     }

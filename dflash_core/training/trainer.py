@@ -15,6 +15,7 @@ from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
     checkpoints_folder,
+    give_up,
     latest_step,
     load_checkpoint,
     save_checkpoint,
@@ -73,6 +74,7 @@ class Trainer:
         self._monitor = StepMonitor(epochs, objective, ranks)
         self._save_s = 0.0
         self._before_best = cursor
+        self._finite_step = cursor.step  # since then nothing was learnt
         if cursor.step:
             self._load(cursor.step)
 
@@ -93,7 +95,8 @@ class Trainer:
             Whether the run is finished; otherwise it can be resumed.
 
         Raises:
-            TrainingError: Too many steps in a row without a finite loss, or another rank left.
+            TrainingError: Too many steps in a row, or the last ones, without a finite loss, weights
+                that are not finite, or another rank left.
         """
         metrics = None
         if self._ranks.is_first:
@@ -111,6 +114,8 @@ class Trainer:
                         self._stop_here()
                         return False
                     self._save_if_due(worth_keeping)
+            if self._cursor.bad_steps:
+                raise self._diverged("which is the last")
             return True
         except BaseException:
             pipeline.abandon()
@@ -202,22 +207,28 @@ class Trainer:
             return norm, True
         set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
+        self._finite_step = self._cursor.step + 1
         return norm, False
 
     def _advance(self, skipped: bool) -> None:
-        cursor = self._cursor
-        bad_steps = cursor.bad_steps + 1 if skipped else 0
-        limit = self._job.training.max_bad_steps
-        if bad_steps > limit:
-            raise TrainingError(
-                f"the loss was not finite in {bad_steps} steps in a row up to step "
-                f"{cursor.step + 1}, the limit is {limit}; lower "
-                "training.optimizer.learning_rate or raise training.max_bad_steps"
-            )
+        step, limit = self._cursor.step + 1, self._job.training.max_bad_steps
+        # A step without anything to learn from says nothing of the weights.
+        bad_steps = self._cursor.bad_steps + skipped if self._finite_step < step else 0
         self._move(
-            step=cursor.step + 1,
-            bad_steps=bad_steps,
-            skipped_steps=cursor.skipped_steps + skipped,
+            step=step, bad_steps=bad_steps, skipped_steps=self._cursor.skipped_steps + skipped
+        )
+        if bad_steps > limit:
+            raise self._diverged(f"the limit is training.max_bad_steps {limit}")
+
+    def _diverged(self, where: str) -> TrainingError:
+        """Return the failure, and put aside the weights that no step has shown to be good."""
+        if self._ranks.is_first:
+            give_up(self.checkpoints, step=self._finite_step)
+        what = f"the loss was not finite in {self._cursor.bad_steps} steps in a row up to"
+        return TrainingError(
+            f"{what if self._cursor.bad_steps else 'the weights are not finite after'} step "
+            f"{self._cursor.step}, {where}; lower training.optimizer.learning_rate, and the same "
+            "run goes on from its last good checkpoint, or from the start without one"
         )
 
     def _measure(self, pipeline: Pipeline, line: dict[str, Any]) -> bool:
@@ -233,7 +244,7 @@ class Trainer:
         works = self._own(self._epochs.heldout_work(step))
         found = self._validation.measure(step, works, pipeline)
         line |= found.metrics
-        if found.score is None or not math.isfinite(found.score):
+        if found.score is None or not math.isfinite(found.score) or self._cursor.bad_steps:
             return False
         best = self._cursor.best_score
         gained = best is None or found.score > best
@@ -269,8 +280,9 @@ class Trainer:
         torch.set_rng_state(state["rng"])
 
     def _save_if_due(self, worth_keeping: bool) -> None:
-        step = self._cursor.step
-        every = self._job.training.checkpoint_every_steps
+        step, every = self._cursor.step, self._job.training.checkpoint_every_steps
+        if self._cursor.bad_steps:
+            return
         over = step >= self._epochs.num_steps or self._patience_is_over
         if worth_keeping or over or step % every == 0:
             self._save()
@@ -278,12 +290,11 @@ class Trainer:
     def _stop_here(self) -> None:
         """Save within the time that a stop leaves; every rank decides alike."""
         limit = self._job.training.shutdown_save_s
-        if self._save_s > limit:
+        why = f"a checkpoint takes {self._save_s:.0f} s and the limit is {limit:.0f} s"
+        if self._cursor.bad_steps or self._save_s > limit:
+            why = "the last loss was not finite" if self._cursor.bad_steps else why
             last = latest_step(self.checkpoints)
-            reason = (
-                f"asked to stop; a checkpoint takes {self._save_s:.0f} s and the limit is "
-                f"{limit:.0f} s, so the run goes on from step {last}"
-            )
+            reason = f"asked to stop; {why}, so the run goes on from step {last}"
         else:
             self._save()
             reason = "asked to stop"
@@ -291,10 +302,10 @@ class Trainer:
 
     def _save(self) -> None:
         begin = time.perf_counter()
-        lost = 0.0
-        weights = self._weights()
+        weights, lost = self._weights(), 0.0
         moments = whole(self._optimizer.state_dict(), keep=self._ranks.is_first)
-        if self._ranks.is_first:
+        broken = self._ranks.is_first and any(not t.isfinite().all() for t in weights.values())
+        if self._ranks.is_first and not broken:
             state = {
                 "module": weights,
                 "optimizer": moments,
@@ -314,9 +325,12 @@ class Trainer:
                 )
             self._tell("running")
         took_s = time.perf_counter() - begin
-        told = torch.tensor([took_s, lost] if self._ranks.is_first else [0.0, 0.0])
+        told = torch.tensor([took_s, lost, float(broken)]) * self._ranks.is_first
         what = f"the checkpoint of step {self._cursor.step}"
-        self._save_s, lost = self._ranks.add(told.to(self._ranks.device), what=what).tolist()
+        told = self._ranks.add(told.to(self._ranks.device), what=what)
+        self._save_s, lost, broken = told.tolist()
+        if broken:
+            raise self._diverged("where a checkpoint was due")
         if lost and self._cursor.best_step == self._cursor.step:
             # What was not kept cannot be exported: the best before it is the best again.
             kept = self._before_best

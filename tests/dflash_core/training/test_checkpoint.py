@@ -6,12 +6,15 @@ import shutil
 import pytest
 import torch
 
+from dflash_core.errors import ConfigError
 from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
+    give_up,
     latest_checkpoint,
     latest_step,
     load_checkpoint,
+    read_cursor,
     save_checkpoint,
     set_aside,
 )
@@ -89,3 +92,21 @@ def test_a_copy_with_a_name_of_its_own_is_nobodys_checkpoint(tmp_path):
     assert latest_step(tmp_path) == 3
     assert latest_checkpoint(tmp_path) == checkpoint_path(tmp_path, 3)
     assert [path.name for path in set_aside(tmp_path, after=2)] == ["step-00000003"]
+
+
+def test_a_run_that_diverged_goes_on_at_another_rate_from_what_was_good(tmp_path):
+    """Until a checkpoint says at which; nothing else may change."""
+    for step in (200, 300):
+        save(tmp_path, step)
+    rate = {"training.optimizer.learning_rate": "1e-05"}
+    with pytest.raises(ConfigError, match="learning_rate was absent and is 1e-05"):
+        read_cursor(checkpoint_path(tmp_path, 300), rate)
+    give_up(tmp_path, step=300)
+    good = checkpoint_path(tmp_path, 200)
+    assert latest_checkpoint(tmp_path) == good
+    assert read_cursor(good, rate) == Cursor(step=200, ingredients=rate)
+    with pytest.raises(ConfigError, match="seed was absent"):
+        read_cursor(good, rate | {"seed": "7"})
+    save(tmp_path, 400)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        read_cursor(good, rate)

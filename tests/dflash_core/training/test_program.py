@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_core.errors import ConfigError
+from dflash_core.errors import ConfigError, TrainingError
 from dflash_core.export import load_drafter
+from dflash_core.training.checkpoint import has_checkpoint
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.monitor import write_status
 from dflash_core.training.program import main, run_job
@@ -106,12 +108,39 @@ def test_a_changed_ingredient_is_refused_by_name(make_job: MakeJob) -> None:
     batching = job.batching.model_copy(update={"token_budget": 2048})
     with pytest.raises(ConfigError, match=r"token_budget was 1024 and is 2048"):
         run_here(job.model_copy(update={"batching": batching}))
+    slower = make_job(optimizer={"learning_rate": 1e-5})
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate was 0.0006 and is 1e-05; put"):
+        run_here(slower)
 
 
 def test_a_loss_that_is_not_finite_stops_with_a_sentence(make_job: MakeJob) -> None:
     job = make_job(optimizer={"learning_rate": 1e30, "warmup_ratio": 0.0}, max_bad_steps=1)
     assert main(["--config", str(write_job(job))]) == 1
     assert "not finite in 2 steps in a row" in str(status(job)["reason"])
+
+
+def test_a_run_whose_last_steps_are_not_finite_is_no_finished_one(make_job: MakeJob) -> None:
+    """And the advice can be followed where it was given, from the start or a good checkpoint."""
+    destroyed = {"learning_rate": 1e30, "warmup_ratio": 0.0}
+    often: dict[str, Any] = {"checkpoint_every_steps": 1, "max_bad_steps": 99, "preflight": False}
+    job = make_job(optimizer=destroyed, **often)
+    with pytest.raises(TrainingError, match=r"7 steps in a row up to step 8, which is the last;"):
+        run_here(job)
+    assert not (job.run_dir / "drafter").exists()
+    folder = job.run_dir / "checkpoints"
+    assert not has_checkpoint(job.run_dir)
+    assert [path.name for path in (folder / "set-aside").iterdir()] == ["step-00000001"]
+    run_here(make_job(optimizer={"learning_rate": 1e-4}, **often))
+    assert status(job)["state"] == "finished"
+
+
+def test_weights_that_are_not_finite_are_never_kept(make_job: MakeJob) -> None:
+    """A rate that float32 cannot hold: the first update breaks them."""
+    rate = {"learning_rate": 1e39, "warmup_ratio": 0.0}
+    job = make_job(optimizer=rate, checkpoint_every_steps=1, preflight=False)
+    with pytest.raises(TrainingError, match="weights are not finite after step 1, where a check"):
+        run_here(job)
+    assert not has_checkpoint(job.run_dir)
 
 
 STARTER = """
