@@ -30,7 +30,7 @@ from dflash_core.errors import ConfigError
 from dflash_core.planning.config import BatchingConfig, Mixing
 from dflash_core.target.config import TargetConfig
 from dflash_core.throughput.gate import GateConfig
-from dflash_core.training.config import TrainingConfig
+from dflash_core.training.config import TrainingConfig, check_consumers
 
 __all__ = [
     "NAME_PATTERN",
@@ -189,13 +189,14 @@ class Settings(CorpusSettings):
     """When a retrained drafter takes over."""
 
     @model_validator(mode="after")
-    def _longest_sample_fits(self) -> "Settings":
+    def _fit_together(self) -> "Settings":
         budget, longest = self.batching.token_budget, self.corpus.max_length
         if budget < longest:
             raise ValueError(
                 f"batching.token_budget {budget:,} is under corpus.max_length {longest:,}, so the "
                 "longest sample would fit no micro-batch; raise the one or lower the other"
             )
+        check_consumers(self.batching, self.training.topology)
         return self
 
 

@@ -38,7 +38,8 @@ class BatchingConfig(FrozenModel):
     oversize: Oversize = "error"
     """What happens to samples that are longer than max_length or have no usable length."""
     num_buckets: int = Field(default=24, ge=1, le=128)
-    """Buckets that the bucketed strategy fits when no edges are given."""
+    """Most buckets that the bucketed strategy fits when no edges are given; a small set has fewer,
+    so that each fills several micro-batches an epoch."""
     edge_objective: EdgeObjective = "slots"
     """What fitted edges minimise."""
     edge_grid: EdgeGrid = "multiple"

@@ -88,8 +88,9 @@ class EpochPlan:
 
     @property
     def padding_efficiency(self) -> float:
-        """Real tokens / token slots, in (0, 1]."""
-        return self.total_tokens / int(self.slots.sum())
+        """Real tokens / token slots, in (0, 1]; weight-0 copies hold slots and no real tokens."""
+        run = self.assignment[self.assignment >= 0]
+        return self.total_tokens / int(self.slots[run].sum())
 
     @property
     def content_hash(self) -> str:

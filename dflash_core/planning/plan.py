@@ -25,6 +25,7 @@ from dflash_core.planning.mixing import mix_steps
 from dflash_core.planning.ranks import assign_ranks
 from dflash_core.planning.shuffling import random_stream
 from dflash_core.planning.strategies import STRATEGIES
+from dflash_core.planning.strategies.bucketed import with_buckets_for
 from dflash_core.profiling import Screened, screen_lengths
 
 __all__ = ["Composition", "compose_epoch", "mix_epoch", "plan_epoch"]
@@ -145,6 +146,7 @@ def mix_epoch(
         cost: As for `plan_epoch`.
     """
     screened = composition.screened
+    config = with_buckets_for(int(screened.lengths.sum()), config)
     identity = PlanIdentity(
         lengths=screened.lengths,
         kept=screened.kept,

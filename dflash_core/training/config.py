@@ -19,6 +19,7 @@ __all__ = [
     "TrainingConfig",
     "TrainingJob",
     "ValidationConfig",
+    "check_consumers",
     "check_job",
 ]
 
@@ -189,6 +190,21 @@ class TrainingJob(FrozenModel):
     """Warm start: a drafter in z-lab layout."""
 
 
+def check_consumers(batching: BatchingConfig, topology: TopologyConfig) -> None:
+    """Refuse ranks that would idle in every step.
+
+    Raises:
+        ConfigError: A step has fewer micro-batches than ranks that consume them.
+    """
+    per_step, consumers = batching.micro_batches_per_step, topology.num_consumers
+    if per_step < consumers:
+        raise ConfigError(
+            f"batching.micro_batches_per_step {per_step} leaves {consumers - per_step} of "
+            f"{consumers} consuming ranks ({1 - per_step / consumers:.0%}) idle in every step; "
+            f"raise it to {consumers} or more, or lower training.topology.num_ranks"
+        )
+
+
 def check_job(job: TrainingJob) -> None:
     """Look for settings that contradict each other.
 
@@ -196,6 +212,7 @@ def check_job(job: TrainingJob) -> None:
         ConfigError: Two do.
     """
     training = job.training
+    check_consumers(job.batching, training.topology)
     disaggregated = training.topology.kind == "disaggregated"
     if disaggregated and training.objective == "target":
         raise ConfigError(

@@ -22,14 +22,16 @@ from dflash_core.training.objective import MicroBatch
 
 __all__ = ["Epochs", "StepCounts", "Work", "in_rounds"]
 
+STEPS = "number of steps (training.epochs, training.max_steps)"
+
 
 @dataclass(frozen=True)
 class StepCounts:
     """Tokens of one step over all ranks.
 
     Attributes:
-        real_tokens: Tokens of samples.
-        token_slots: Positions, padding included.
+        real_tokens: Tokens of samples; copies that only fill the step are none.
+        token_slots: Positions, padding and copies included.
         supervised_tokens: Tokens that carry loss.
     """
 
@@ -179,17 +181,17 @@ class Epochs:
         """Return the tokens of a step."""
         epoch, place = self.locate(step)
         plan = self.plan(epoch)
-        placed = plan.assignment[place]
-        indices: NDArray[np.int64] = placed[placed >= 0]
+        placed, counts = plan.assignment[place], plan.loss_weight[place] > 0
+        indices: NDArray[np.int64] = placed[counts]
         return StepCounts(
             real_tokens=int(plan.real_tokens[indices].sum()),
-            token_slots=int(plan.slots[indices].sum()),
+            token_slots=int(plan.slots[placed[placed >= 0]].sum()),
             supervised_tokens=int(plan.supervised_tokens[indices].sum()),
         )
 
     def ingredients(self) -> dict[str, str]:
         """Return what decides which samples a step holds, by name."""
-        return self.plan(0).identity.ingredients | {"number of steps": str(self.num_steps)}
+        return self.plan(0).identity.ingredients | {STEPS: str(self.num_steps)}
 
     @property
     def lengths(self) -> NDArray[np.int64]:

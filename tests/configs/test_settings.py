@@ -135,6 +135,10 @@ def test_the_environment_takes_lists_as_the_command_line_does(
         ("[training]\nepocs = 3\n", "unknown setting 'training.epocs'"),
         ("[batching]\ntoken_budget = 0\n", "batching.token_budget: "),
         ('[run]\nname = "mlflow"\n', "run.name: name 'mlflow' is a folder that all runs"),
+        (
+            "[training.topology]\nnum_ranks = 10\n",
+            "settings: batching.micro_batches_per_step 8 leaves 2 of 10 consuming ranks (20%) idle",
+        ),
         ('[corpus]\nsource = "files"\n', "corpus: source 'files' names no input"),
         ('[corpus]\nsource = "stdlib"\ninputs = ["a"]\n', "corpus: source 'stdlib' reads no files"),
         ('[corpus]\nheld_out_inputs = ["a"]\n', "corpus: source 'stdlib' reads no files"),

@@ -10,9 +10,10 @@ from dflash_core.planning.config import BatchingConfig
 from dflash_core.planning.shuffling import shuffle_segments
 from dflash_core.profiling import LengthProfile
 
-__all__ = ["bucket_edges", "plan_bucketed"]
+__all__ = ["bucket_edges", "plan_bucketed", "with_buckets_for"]
 
 TABLE_LIMIT = 1 << 20
+MICRO_BATCHES = 2  # full ones of a bucket, in the mean: fewer have the same members every epoch
 
 
 def plan_bucketed(samples: Samples, config: BatchingConfig, rng: np.random.Generator) -> Batches:
@@ -34,8 +35,9 @@ def bucket_edges(
     if config.edges is not None:
         edges = np.array(config.edges, dtype=np.int64)
         return -(-edges // config.multiple_of) * config.multiple_of
+    tokens = lengths.total_tokens if isinstance(lengths, LengthProfile) else int(lengths.sum())
     settings = BucketingConfig(
-        num_buckets=config.num_buckets,
+        num_buckets=with_buckets_for(tokens, config).num_buckets,
         objective=config.edge_objective,
         multiple_of=config.multiple_of,
         grid=config.edge_grid,
@@ -43,6 +45,19 @@ def bucket_edges(
         cost=config.edge_cost,
     )
     return np.array(fit_bucket_edges(lengths, settings).edges, dtype=np.int64)
+
+
+def with_buckets_for(total_tokens: int, config: BatchingConfig) -> BatchingConfig:
+    """Return settings with no more buckets than an epoch of so many real tokens fills.
+
+    Example:
+        >>> with_buckets_for(500, BatchingConfig(token_budget=100)).num_buckets
+        3
+    """
+    full = -(-total_tokens // (config.token_budget * MICRO_BATCHES))
+    if config.strategy != "bucketed" or config.edges is not None or full >= config.num_buckets:
+        return config
+    return config.model_copy(update={"num_buckets": full})
 
 
 def _buckets(lengths: NDArray[np.int32], edges: NDArray[np.int64]) -> NDArray[np.uint8]:

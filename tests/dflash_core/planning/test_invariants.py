@@ -119,3 +119,23 @@ def test_composition_is_drawn_anew_each_epoch_except_for_sorted(strategy):
         for plan in (plan_of(lengths, config, epoch=0), plan_of(lengths, config, epoch=1))
     ]
     assert (groups[0] == groups[1]) == (strategy == "sorted")
+
+
+@QUICK
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=400), st.integers(64, 400))
+def test_buckets_are_as_many_as_full_micro_batches_fill(lengths, token_budget):
+    """Two of each in the mean; a set that fills them all is planned as it always was."""
+    config = BatchingConfig(token_budget=token_budget, num_buckets=6)
+    plan = plan_of(lengths, config)
+    buckets = plan.identity.config.num_buckets
+    assert buckets == 6 or 2 * token_budget * (buckets - 1) < sum(lengths)
+    assert buckets == 6 or sum(lengths) <= 2 * token_budget * buckets
+    assert plan_of(lengths, plan.identity.config).content_hash == plan.content_hash
+
+
+def test_a_small_set_is_dealt_anew_every_epoch():
+    lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 300).astype(int).clip(20, 8192)
+    plans = [plan_of(lengths, BatchingConfig(), epoch=epoch) for epoch in (0, 1)]
+    members = [{frozenset(p.micro_batch(i)) for i in range(p.num_micro_batches)} for p in plans]
+    assert not members[0] & members[1]
+    assert plans[0].slots.mean() / 49_152 > 0.8  # .15 with 24 buckets

@@ -95,6 +95,7 @@ def test_the_tail_is_short_filled_or_dropped_and_counted(mixing, tail, steps, co
     if tail == "repeat":
         last = plan.assignment[-1][plan.loss_weight[-1] == 0]
         assert len(set(last)) == 2
+        assert plan.padding_efficiency == 10 / 12  # copies hold slots and no real tokens
 
 
 def test_a_repeat_of_too_few_micro_batches_repeats_more_than_once():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_core.corpus.store import Sample, TokenStore, write_store
-from dflash_core.planning import AnchorConfig, BatchingConfig, PlanCost, num_anchors, plan_epoch
+from dflash_core.planning import BatchingConfig, PlanCost, plan_epoch
 from dflash_core.throughput import route_targets
 from dflash_core.training.epochs import Epochs
 from tests.dflash_core.training.conftest import MakeJob
@@ -148,6 +148,19 @@ def test_a_step_holds_the_same_samples_on_any_ranks(epochs_of) -> None:
     assert steps(epochs_of()) == steps(epochs_of(num_ranks=4, num_target_ranks=1))
 
 
+def test_copies_that_fill_a_step_hold_slots_and_no_tokens(make_job: MakeJob, parts) -> None:
+    job = make_job(epochs=1, token_budget=512, micro_batches_per_step=7)
+    batching = job.batching.model_copy(update={"tail": "repeat"})
+    store = TokenStore.open(parts / "store")
+    epochs = Epochs(job.model_copy(update={"batching": batching}), store, None)
+    counts = [epochs.counts(step) for step in range(epochs.num_steps)]
+    plan = epochs.plan(0)
+    assert plan.num_repeats > 0
+    assert sum(c.real_tokens for c in counts) == store.lengths.sum()
+    assert sum(c.supervised_tokens for c in counts) == store.supervised.sum()
+    assert sum(c.token_slots for c in counts) > plan.slots.sum()
+
+
 def test_locate_finds_every_step_of_every_epoch(epochs_of) -> None:
     epochs = epochs_of(epochs=3)
     places = [epochs.locate(step) for step in range(epochs.num_steps)]
@@ -164,23 +177,18 @@ def test_heldout_samples_are_spread_over_the_lengths(make_job: MakeJob, tmp_path
     assert chosen.tolist() == list(range(0, 100, 10))
 
 
-@pytest.mark.parametrize(("least", "budget"), [(1, 40), (100, 100)])
-def test_heldout_micro_batches_hold_what_training_may(
-    make_job: MakeJob, tmp_path, least, budget
-) -> None:
-    """A held-out sample with more anchors than the budget is measured all the same."""
+def test_heldout_micro_batches_hold_what_training_may(make_job: MakeJob, tmp_path) -> None:
+    """With an anchor at every position; a sample with more than the budget is measured alone."""
     samples = [
         Sample(np.ones(n, np.int32), np.ones(n, np.bool_), "", f"s{n}") for n in range(2, 102)
     ]
     heldout = write_store(tmp_path / "heldout", samples)
     store = write_store(tmp_path / "store", samples[:30])
-    rule = AnchorConfig(min_anchors=least)
-    limits = {"anchor_budget": 40, "max_samples": 3, "anchors": rule, "max_length": 101}
+    limits = {"anchor_budget": 40, "max_samples": 3, "max_length": 101}
     job = make_job(validation={"every_steps": 1, "num_samples": 100})
     job = job.model_copy(update={"batching": job.batching.model_copy(update=limits)})
     batches = Epochs(job, store, heldout).heldout_batches
-    supervised = np.minimum(heldout.supervised, 101)
-    held = [int(num_anchors(supervised[batch.samples], rule).sum()) for batch in batches]
+    held = [int((heldout.supervised[batch.samples] - 1).sum()) for batch in batches]
     assert sorted(s for batch in batches for s in batch.samples) == list(range(100))
-    assert budget // 2 < max(held) <= budget
+    assert max(held) == 100
     assert max(len(batch.rows) for batch in batches) == 3
