@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -48,8 +48,8 @@ class DraftSpec(FrozenModel):
     """Attention of each layer."""
     sliding_window: int | None = Field(default=None, ge=1)
     """Tokens back that a sliding layer sees, the own position counted."""
-    is_causal: bool | None = None
-    """In-block causality of every layer; sliding layers causal and full ones not when unset."""
+    is_causal: bool | None = Field(default=None, validate_default=True)
+    """In-block causality of every layer; None where sliding layers are causal and full ones not."""
     attention_bias: bool = False
     """Biases in the attention projections."""
     input_embedding_scale: float = Field(default=1.0, gt=0)
@@ -60,6 +60,12 @@ class DraftSpec(FrozenModel):
     """Bound of tanh-capped logits."""
     draft_vocab_size: int | None = Field(default=None, ge=2)
     """Tokens that can be proposed; all when unset."""
+
+    @field_validator("is_causal")
+    @classmethod
+    def _is_said_where_layers_agree(cls, causal: bool | None, info: ValidationInfo) -> bool | None:
+        kinds = set(info.data.get("layer_types", ()))
+        return kinds == {"sliding_attention"} if causal is None and len(kinds) == 1 else causal
 
     @model_validator(mode="after")
     def _check_shapes(self) -> "DraftSpec":

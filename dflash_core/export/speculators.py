@@ -19,6 +19,11 @@ from dflash_core.export.zlab import zlab_config
 
 __all__ = ["speculators_config", "speculators_tensors"]
 
+OUTSIDE_LAYER = {  # of z-lab's fields; the layout says them in its own way
+    *("architectures", "block_size", "dflash_config", "num_target_layers", "is_causal"),
+    *("mask_token_id", "target_layer_ids"),
+}
+
 
 def speculators_config(spec: DraftSpec, target: TargetLike, dtype: torch.dtype) -> dict[str, Any]:
     """Return the content of ``config.json``.
@@ -28,7 +33,7 @@ def speculators_config(spec: DraftSpec, target: TargetLike, dtype: torch.dtype) 
     """
     _check_traits(spec)
     layer = zlab_config(spec, dtype)
-    for key in ("architectures", "block_size", "dflash_config", "num_target_layers", "is_causal"):
+    for key in OUTSIDE_LAYER:
         layer.pop(key, None)
     model_config = target.model.config
     return {
@@ -39,7 +44,8 @@ def speculators_config(spec: DraftSpec, target: TargetLike, dtype: torch.dtype) 
         "dtype": str(dtype).removeprefix("torch."),
         "mask_token_id": spec.mask_token_id,
         "sample_from_anchor": False,
-        "sliding_window_non_causal": spec.is_causal is False,
+        # vLLM takes it for full-attention layers too (`dflash_core.export.engines`).
+        "sliding_window_non_causal": not spec.is_causal,
         "speculators_config": {
             "algorithm": "dflash",
             "default_proposal_method": "greedy",
@@ -59,6 +65,7 @@ def speculators_config(spec: DraftSpec, target: TargetLike, dtype: torch.dtype) 
 
 def _check_traits(spec: DraftSpec) -> None:
     traits = {
+        "layers of differing causality": spec.is_causal is None,
         "causal full-attention layers": bool(spec.is_causal)
         and "full_attention" in spec.layer_types,
         "input_embedding_scale": spec.input_embedding_scale != 1.0,

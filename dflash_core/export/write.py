@@ -11,16 +11,18 @@ from torch import Tensor
 from dflash_core.artifacts import atomic_write, check_replaceable, new_artifact
 from dflash_core.draft.build import TargetLike
 from dflash_core.draft.model import DraftModel
+from dflash_core.draft.spec import DraftSpec
 from dflash_core.errors import DraftError
 from dflash_core.export.speculators import speculators_config, speculators_tensors
+from dflash_core.export.transformers import transformers_config, transformers_tensors
 from dflash_core.export.zlab import CONFIG_NAME, WEIGHTS_NAME, load_drafter, zlab_config
 
-__all__ = ["DRAFTER_KIND", "DRAFTER_VERSION", "Layout", "export_drafter"]
+__all__ = ["DRAFTER_KIND", "DRAFTER_VERSION", "Layout", "drafter_config", "export_drafter"]
 
 DRAFTER_KIND = "drafter"
 DRAFTER_VERSION = 1
 
-Layout = Literal["zlab", "speculators"]
+Layout = Literal["zlab", "speculators", "transformers"]
 
 
 def export_drafter(
@@ -28,38 +30,38 @@ def export_drafter(
     out: Path,
     *,
     layout: Layout = "zlab",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.bfloat16,
     target: TargetLike | None = None,
     manifest: dict[str, Any] | None = None,
 ) -> Path:
     """Write a drafter in a layout that servers load, and compare what was written.
 
-    The z-lab layout has no field for a reduced draft vocabulary: such a drafter proposes from the
-    target's whole head there, and its token ids stand in the manifest for a later export to
-    speculators, which carries them.
+    Only the speculators layout has fields for a reduced draft vocabulary: in the others such a
+    drafter proposes from the target's whole head, and its token ids stand in the manifest for a
+    later export to speculators.
 
     Args:
         drafter: The drafter.
         out: Folder; an earlier drafter there is replaced, anything else is refused.
-        layout: ``zlab`` or ``speculators``.
-        dtype: Precision of the stored weights; the drafter's own when not given.
+        layout: ``zlab``, ``speculators`` or ``transformers``.
+        dtype: Precision of the stored weights. Beside a bfloat16 target a server would load
+            float32 ones in float16.
         target: The target, whose embedding and head the speculators layout carries.
         manifest: JSON-able facts about the run, kept as the manifest's metadata.
 
     Raises:
-        DraftError: Weights are not finite, or the target is missing.
+        DraftError: Weights are not finite, the target is missing, or the layout cannot say what
+            the drafter is.
         ArtifactError: ``out`` holds anything but an earlier drafter.
     """
     out = Path(out)
     check_replaceable(out, kind=DRAFTER_KIND)
-    dtype = dtype or drafter.fc.weight.dtype
-    if layout == "speculators":
-        if target is None:
-            raise DraftError("the speculators layout carries embedding and head: give the target")
-        config = speculators_config(drafter.spec, target, dtype)
+    config = drafter_config(drafter.spec, layout, dtype, target)
+    tensors: dict[str, Tensor] = dict(drafter.state_dict())
+    if layout == "transformers":
+        tensors = transformers_tensors(drafter)
+    elif target is not None and layout == "speculators":
         tensors = speculators_tensors(drafter, target)
-    else:
-        config, tensors = zlab_config(drafter.spec, dtype), dict(drafter.state_dict())
     facts = {"layout": layout, **(manifest or {})}
     if drafter.draft_token_ids is not None:
         facts["draft_token_ids"] = drafter.draft_token_ids.tolist()
@@ -72,6 +74,23 @@ def export_drafter(
         if layout == "zlab":
             _compare_spec(scratch, drafter)
     return out
+
+
+def drafter_config(
+    spec: DraftSpec, layout: Layout, dtype: torch.dtype, target: TargetLike | None = None
+) -> dict[str, Any]:
+    """Return the content of ``config.json``; see `export_drafter`.
+
+    Raises:
+        DraftError: The target is missing, or the layout cannot say what the drafter is.
+    """
+    if layout == "zlab":
+        return zlab_config(spec, dtype)
+    if layout == "transformers":
+        return transformers_config(spec, dtype)
+    if target is None:
+        raise DraftError("the speculators layout carries embedding and head: give the target")
+    return speculators_config(spec, target, dtype)
 
 
 def _storable(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,13 +1,15 @@
 """The z-lab layout: what SGLang, vLLM and the authors' package load.
 
 A folder with ``config.json`` and safetensors whose names have no prefix; embedding and head are
-the target's and absent. ``block_size`` stands at the top and inside ``dflash_config`` because
-readers differ, RoPE stands in the schemas of transformers 4 and 5, and there is no ``auto_map``.
+the target's and absent. Block size, mask token and layer ids stand at the top and inside
+``dflash_config`` because readers differ (`dflash_core.export.engines`), RoPE stands in the schemas
+of transformers 4 and 5, and there is no ``auto_map``.
 Every tensor is checked against the drafter's shape when read: a wrongly named weight would
 otherwise be a random layer in a server that skips unknown names.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,33 @@ __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "load_drafter", "read_spec", "zlab_con
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 
+# Fields of any config, or of its RoPE, with the one value that `DraftModel` computes.
+PLAIN = dict(
+    **dict.fromkeys(("rope_is_neox_style", "is_neox_style"), True),
+    **dict.fromkeys(("mlp_bias", "use_gemma_norm", "sample_from_anchor"), False),
+    **dict.fromkeys(("fc_norm", "norm_output")),
+    hidden_act="silu",
+    partial_rotary_factor=1.0,
+)
+HEADS = re.compile("markov|lilicorr|selector|^conv_|projector|confidence|sink|v(alue)?_scale$")
+HONOURED = {
+    *("block_size", "mask_token_id", "mask_token", "target_layer_ids", "num_target_layers"),
+    *("use_swa", "swa_window_size", "causal", "is_causal"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+}
+SEPARATE_MASK = "mask_embedding.pt"  # a row that servers put in the mask token's place
+
 
 def zlab_config(spec: DraftSpec, dtype: torch.dtype) -> dict[str, Any]:
     """Return the content of ``config.json``."""
     rope = dict(spec.rope_parameters)
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    dflash: dict[str, Any] = {
+    twice: dict[str, Any] = {
         "block_size": spec.block_size,
         "mask_token_id": spec.mask_token_id,
         "target_layer_ids": list(spec.target_layer_ids),
     }
+    dflash = dict(twice)
     if spec.input_embedding_scale != 1.0:
         dflash["input_embedding_scale"] = spec.input_embedding_scale
     if spec.output_multiplier != 1.0:
@@ -49,7 +68,6 @@ def zlab_config(spec: DraftSpec, dtype: torch.dtype) -> dict[str, Any]:
         "architectures": ["DFlashDraftModel"],
         "attention_bias": spec.attention_bias,
         "attention_dropout": 0.0,
-        "block_size": spec.block_size,
         "dflash_config": dflash,
         "dtype": str(dtype).removeprefix("torch."),
         "head_dim": spec.head_dim,
@@ -75,7 +93,9 @@ def zlab_config(spec: DraftSpec, dtype: torch.dtype) -> dict[str, Any]:
     if spec.is_causal is not None:
         config["is_causal"] = spec.is_causal
         dflash["causal"] = spec.is_causal
-    return config
+    if set(spec.layer_types) == {"sliding_attention"}:
+        dflash |= {"use_swa": True, "swa_window_size": spec.sliding_window}
+    return config | twice
 
 
 def read_spec(path: Path) -> DraftSpec:
@@ -95,8 +115,16 @@ def read_spec(path: Path) -> DraftSpec:
     if not isinstance(dflash, dict) or "mask_token_id" not in dflash:
         raise DraftError(f"{file} has no dflash_config with a mask_token_id: not a DFlash drafter")
     architectures = raw.get("architectures") or ["DFlashDraftModel"]
-    if architectures != ["DFlashDraftModel"] or dflash.get("attention_sink_bias"):
+    if architectures != ["DFlashDraftModel"]:
         raise DraftError(f"{file} describes {architectures}, which is no plain DFlash drafter")
+    foreign = _foreign_traits(raw, dflash)
+    if (path / SEPARATE_MASK).exists():
+        foreign.append(SEPARATE_MASK)
+    if foreign:
+        raise DraftError(
+            f"{file} asks for {', '.join(foreign)}, which a plain DFlash drafter does not have and "
+            "which is not computed here; name a drafter without"
+        )
     try:
         return _spec(raw, dflash)
     except ValidationError as error:
@@ -170,6 +198,30 @@ def check_tensors(path: Path, tensors: dict[str, Tensor], shapes: dict[str, torc
             raise DraftError(f"{path}: tensor {name} holds NaN or infinity")
 
 
+def _foreign_traits(raw: dict[str, Any], dflash: dict[str, Any]) -> list[str]:
+    """Return what a config asks for beyond the function that `DraftModel` computes.
+
+    At the top stand fields of any transformers config, so those that matter are listed; inside
+    ``dflash_config`` everything matters that is not known to be honoured.
+    """
+    ropes = [raw.get(schema) or {} for schema in ("rope_parameters", "rope_scaling")]
+    asked = {key: (raw[key], plain) for key, plain in PLAIN.items() if key in raw}
+    asked |= {key: (raw[key], None) for key in raw if HEADS.search(key)}
+    asked |= {f"dflash_config.{key}": (dflash[key], None) for key in dflash.keys() - HONOURED}
+    for rope in ropes:
+        asked |= {key: (value, None) for key, value in rope.items() if isinstance(value, dict)}
+        asked |= {key: (rope[key], plain) for key, plain in PLAIN.items() if key in rope}
+        if "rope_dim" in rope:
+            asked["rope_dim"] = (rope["rope_dim"], raw.get("head_dim"))
+    if any(rope.get("rope_dim") for rope in ropes):  # servers take it before the partial factor
+        asked.pop("partial_rotary_factor", None)
+    return sorted(
+        f"{key} = {json.dumps(value)}"
+        for key, (value, plain) in asked.items()
+        if value is not None and value != plain and (value or plain)
+    )
+
+
 def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
     qwen3: Any = Qwen3Config.from_dict(raw)
     num_target_layers = int(raw["num_target_layers"])
@@ -209,7 +261,11 @@ def _spec(raw: dict[str, Any], dflash: dict[str, Any]) -> DraftSpec:
         target_layer_ids=tuple(layer_ids),
         num_target_layers=num_target_layers,
         rms_norm_eps=qwen3.rms_norm_eps,
-        rope_parameters=dict(qwen3.rope_parameters),
+        rope_parameters={
+            key: value
+            for key, value in qwen3.rope_parameters.items()
+            if key not in ("rope_dim", "partial_rotary_factor")  # checked to be the whole head
+        },
         max_position_embeddings=qwen3.max_position_embeddings,
         layer_types=tuple(qwen3.layer_types),
         sliding_window=qwen3.sliding_window,

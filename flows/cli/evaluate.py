@@ -19,7 +19,7 @@ from dflash_core.decoding import (
     read_prompts,
 )
 from dflash_core.errors import ConfigError, DFlashError
-from dflash_core.export import Layout, load_checkpoint_drafter
+from dflash_core.export import load_checkpoint_drafter
 from dflash_core.target.config import Dtype, TargetConfig
 from dflash_core.target.loading import load_target
 from tasks.terminal import Terminal
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--served-as",
-        choices=get_args(Layout),
+        choices=("zlab", "speculators"),
         default=DEFAULTS.served_as,
         help="propose from the whole head, as servers of the z-lab layout do, or from the "
         "vocabulary that the drafter was trained for",

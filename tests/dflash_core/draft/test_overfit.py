@@ -25,6 +25,10 @@ def target():
 
 @pytest.fixture(scope="module")
 def texts(target):
+    return varied_texts(target)
+
+
+def varied_texts(target):
     """Eight greedy texts of the target that are no loops: the prompts and what follows them."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, VOCABULARY, 8) for _ in range(24)]
@@ -45,7 +49,7 @@ def mask_token(texts):
     return max(set(range(VOCABULARY)) - used)
 
 
-def train(target, texts):
+def train(target, texts, *, num_steps=NUM_STEPS, **shape):
     samples = [
         Sample(
             np.concatenate([prompt, answer]).astype(np.int32),
@@ -55,11 +59,12 @@ def train(target, texts):
         )
         for number, (prompt, answer) in enumerate(zip(*texts, strict=True))
     ]
-    config = DraftConfig(num_layers=2, block_size=BLOCK, mask_token_id=mask_token(texts))
+    shape = {"num_layers": 2, "block_size": BLOCK, "mask_token_id": mask_token(texts)} | shape
+    config = DraftConfig(**shape)
     model = build_drafter(config, target, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     losses, features = [], None
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         batch = collate(
             [[sample] for sample in samples],
             padded_length=80,
@@ -74,7 +79,7 @@ def train(target, texts):
             layers = [states.hidden_states[layer + 1] for layer in target.layer_ids]
             features = torch.cat(layers, dim=-1)
         for group in optimizer.param_groups:
-            group["lr"] = 4e-3 * min(1.0, (step + 1) / 20, (NUM_STEPS - step) / 40)
+            group["lr"] = 4e-3 * min(1.0, (step + 1) / 20, (num_steps - step) / 40)
         loss = draft_loss(
             model,
             features.flatten(0, 1)[batch.context_index_M],

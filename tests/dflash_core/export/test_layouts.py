@@ -1,6 +1,7 @@
 """What is written, what is refused when read, and the other layout."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -125,7 +126,10 @@ def test_positions_stay_exact_whatever_the_weights_are_cast_to(target, tmp_path,
 def test_the_config_says_what_servers_ask_for(folder):
     raw = json.loads((folder / "config.json").read_text())
     assert raw["block_size"] == raw["dflash_config"]["block_size"] == 4
-    assert raw["dflash_config"]["target_layer_ids"] == [0, 2]
+    assert raw["target_layer_ids"] == raw["dflash_config"]["target_layer_ids"] == [0, 2]
+    assert raw["mask_token_id"] == raw["dflash_config"]["mask_token_id"] == 96
+    assert raw["is_causal"] is raw["dflash_config"]["causal"] is False
+    assert "use_swa" not in raw["dflash_config"]
     assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"]
     assert raw["rope_scaling"] is None
     assert "auto_map" not in raw
@@ -162,8 +166,8 @@ def test_speculators_carries_embedding_head_and_the_reduced_vocabulary(target, t
     assert raw["aux_hidden_state_layer_ids"] == [1, 3]
     assert raw["draft_vocab_size"] == len(ids)
     tensors = load_file(out / "model.safetensors")
-    assert torch.equal(tensors["lm_head.weight"], target.lm_head.weight[ids])
-    assert torch.equal(tensors["embed_tokens.weight"], target.input_embeddings.weight)
+    assert torch.equal(tensors["lm_head.weight"], target.lm_head.weight[ids].bfloat16())
+    assert torch.equal(tensors["embed_tokens.weight"], target.input_embeddings.weight.bfloat16())
     assert (torch.arange(len(ids)) + tensors["d2t"]).tolist() == ids.tolist()
     assert tensors["t2d"].nonzero()[:, 0].tolist() == ids.tolist()
 
@@ -177,9 +181,74 @@ def test_a_reduced_vocabulary_is_the_whole_one_in_zlab(target, tmp_path):
     assert manifest["metadata"]["draft_token_ids"] == ids.tolist()
 
 
-@pytest.mark.parametrize("trait", [{"is_causal": True}])
-def test_what_speculators_cannot_say_is_refused(target, tmp_path, trait):
-    with pytest.raises(DraftError, match="no field for causal full-attention layers"):
-        export_drafter(
-            small_drafter(target, **trait), tmp_path / "out", layout="speculators", target=target
-        )
+SLIDING = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 9}
+MIXED = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 9}
+
+
+@pytest.mark.parametrize(
+    ("layout", "traits", "words"),
+    [
+        ("speculators", {"is_causal": True}, "causal full-attention layers"),
+        ("speculators", MIXED, "layers of differing causality"),
+        ("transformers", SLIDING, "layers that are causal in their block"),
+        ("transformers", SLIDING | {"sliding_window": 2, "is_causal": False}, "sliding_window 2"),
+    ],
+)
+def test_what_a_layout_cannot_say_is_refused(target, tmp_path, layout, traits, words):
+    drafter = small_drafter(target, **traits)
+    with pytest.raises(DraftError, match=f"no field for {words}; export in the zlab layout"):
+        export_drafter(drafter, tmp_path / "out", layout=layout, target=target)
+
+
+def test_causality_is_always_said_and_so_is_a_window_of_every_layer(target, tmp_path):
+    drafter = small_drafter(target, **SLIDING)
+    out = export_drafter(drafter, tmp_path / "out")
+    raw = json.loads((out / "config.json").read_text())
+    assert raw["is_causal"] is raw["dflash_config"]["causal"] is True
+    assert (raw["dflash_config"]["use_swa"], raw["dflash_config"]["swa_window_size"]) == (True, 9)
+    assert load_drafter(out).spec == drafter.spec
+
+
+def test_weights_are_bfloat16_unless_asked(target, tmp_path):
+    """A float32 config makes SGLang load float16 beside a bfloat16 target."""
+    drafter = small_drafter(target)
+    for dtype, asked in (("bfloat16", {}), ("float32", {"dtype": torch.float32})):
+        out = export_drafter(drafter, tmp_path / dtype, **asked)
+        assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+        stored = load_file(out / "model.safetensors").values()
+        assert {tensor.dtype for tensor in stored} == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize(
+    ("top", "inside", "words"),
+    [
+        ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor = 0.5"),
+        ({"rope_is_neox_style": False}, {}, "rope_is_neox_style = false"),
+        ({"rope_scaling": {"rope_dim": 4}}, {}, "rope_dim = 4"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, {}, "full_attention = {"),
+        ({"hidden_act": "gelu"}, {}, 'hidden_act = "gelu"'),
+        ({"markov_rank": 64}, {}, "markov_rank = 64"),
+        ({}, {"projector_type": "domino"}, 'dflash_config.projector_type = "domino"'),
+        ({}, {"attention_sink_bias": True}, "dflash_config.attention_sink_bias = true"),
+        ({}, {"selector_rank": 256}, "dflash_config.selector_rank = 256"),
+        ({}, {"of_next_year": "on"}, 'dflash_config.of_next_year = "on"'),
+    ],
+)
+def test_a_foreign_drafter_is_not_measured_as_a_plain_one(folder, top, inside, words):
+    raw = json.loads((folder / "config.json").read_text())
+    edit_config(folder, **top, dflash_config=raw["dflash_config"] | inside)
+    with pytest.raises(DraftError, match=re.escape(f"asks for {words}")):
+        load_drafter(folder)
+
+
+def test_foreign_fields_that_change_nothing_are_read(folder):
+    """Switched off, or of the target and superseded: the rotary width is the whole head."""
+    raw = json.loads((folder / "config.json").read_text())
+    rope = raw["rope_parameters"] | {"rope_dim": 8, "partial_rotary_factor": 0.25}
+    off = {"conv_kernel_size": 0, "projector_type": None, "sample_from_anchor": False}
+    edit_config(folder, rope_parameters=rope, dflash_config=raw["dflash_config"] | off)
+    spec = load_drafter(folder).spec
+    assert spec.rope_parameters == raw["rope_parameters"]
+    (folder / "mask_embedding.pt").touch()
+    with pytest.raises(DraftError, match=r"asks for mask_embedding\.pt"):
+        load_drafter(folder)

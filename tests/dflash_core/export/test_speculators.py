@@ -29,7 +29,7 @@ IDS = np.arange(1, 97, 3)
 SHAPES = {
     "full": {},
     "reduced": {"draft_vocab_size": len(IDS), "draft_token_ids": IDS},
-    "sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 64},
+    "sliding": {"layer_types": ("sliding_attention", "sliding_attention"), "sliding_window": 64},
     "open": {
         "layer_types": ("sliding_attention", "full_attention"),
         "sliding_window": 64,
@@ -48,7 +48,9 @@ def pair(request, tmp_path_factory):
     target.model.save_pretrained(root / "target")
     target.model.config.name_or_path = str(root / "target")
     ours = small_drafter(target, **SHAPES[request.param]).eval()
-    out = export_drafter(ours, root / "drafter", layout="speculators", target=target)
+    out = export_drafter(
+        ours, root / "drafter", layout="speculators", target=target, dtype=torch.float32
+    )
     config = DFlashSpeculatorConfig.from_pretrained(out)
     config.transformer_layer_config._attn_implementation = "eager"  # theirs is flex, for GPUs
     theirs, info = DFlashDraftModel.from_pretrained(out, config=config, output_loading_info=True)

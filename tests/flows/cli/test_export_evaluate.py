@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+import torch
 
 from dflash_core.draft import DraftConfig, build_drafter
 from dflash_core.export import export_drafter
@@ -21,7 +22,7 @@ def folders(tmp_path_factory):
     path = tiny_target(root / "target")
     target = load_target(TargetConfig(path=path, layer_ids=TINY_LAYER_IDS))
     drafter = build_drafter(DraftConfig(num_layers=1, block_size=4), target)
-    export_drafter(drafter, root / "drafter")
+    export_drafter(drafter, root / "drafter", dtype=torch.float32)
     chats = [
         [{"role": "user", "content": f"Write function number {number}."}] for number in range(3)
     ]
@@ -79,6 +80,25 @@ def test_speculators_needs_the_target(folders, tmp_path, capsys):
     assert main(["export", *given]) == 2
     assert "give the target" in capsys.readouterr().err
     assert main(["export", *given, "--target", str(folders / "target")]) == 0
+
+
+def test_export_says_who_serves_it_and_strict_insists(folders, tmp_path, capsys):
+    config, inner = broken(folders, tmp_path), {"use_swa": True, "swa_window_size": 64}
+    raw = json.loads((config / "config.json").read_text())
+    raw |= {"layer_types": ["sliding_attention"], "sliding_window": 64, "use_sliding_window": True}
+    raw["dflash_config"] |= inner
+    (config / "config.json").write_text(json.dumps(raw))
+    given = ["export", str(config), "--out", str(tmp_path / "out"), "--target.path"]
+    given += [str(folders / "target")]
+    assert main([*given, "--json"]) == 0
+    engines = {e["engine"]: e for e in json.loads(capsys.readouterr().out)["engines"]}
+    assert engines["SGLang 0.5.23"] == {"engine": "SGLang 0.5.23", "refuses": None, "wrong": []}
+    shutil.rmtree(tmp_path / "out")
+    assert main([*given, "--strict"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "TensorRT-LLM main of 2026-09 serves causality" in said and "(true) instead" in said
+    assert not (tmp_path / "out").exists()
+    assert main([*given, "--format", "transformers", "--target.pth", "x"]) == 2
 
 
 def broken(folders, tmp_path, **changes):
