@@ -162,14 +162,15 @@ def check_rejects(
     if beside is not None:
         beside.unlink(missing_ok=True)
     if share > max_reject_share:
-        ((reason, count),) = _reasons(rejects).most_common(1)
-        named = f"the first is {rejects[0]}"
+        ((kind, count),) = _reasons(rejects).most_common(1)
+        example = next(reject for reject in rejects if _kind(reject) == kind)
         if beside is not None:
             atomic_write(beside, to_lines(rejects))
-            named = f"the commonest of the reasons in {beside} ({count:,} rows) is: {reason}"
         raise DataError(
             f"{_num_rejected_rows(rejects):,} of {num_rows:,} rows were refused ({share:.1%}), "
-            f"more than max_reject_share {max_reject_share}; {named}"
+            f"more than max_reject_share {max_reject_share}"
+            f"{'' if beside is None else f' (all in {beside})'}; the commonest of the reasons "
+            f"({count:,} rows) is that {example}"
         )
 
 
@@ -316,10 +317,12 @@ def _num_rejected_rows(rejects: Sequence[Reject]) -> int:
 
 
 def _reasons(rejects: Sequence[Reject]) -> Counter[str]:
-    return Counter(
-        re.sub(r"'[^']*'|0x[0-9a-f]+|(?<![0-9])(?<!UTF-)[0-9][0-9,]*", "…", reject.reason)[:160]
-        for reject in rejects
-    )
+    return Counter(map(_kind, rejects))
+
+
+def _kind(reject: Reject) -> str:
+    """Return a reason without its numbers and names."""
+    return re.sub(r"'[^']*'|0x[0-9a-f]+|(?<![0-9])(?<!UTF-)[0-9][0-9,]*", "…", reject.reason)[:160]
 
 
 def _choose(keys: _Keys, selection: Selection) -> tuple[NDArray[np.bool_], dict[str, int]]:

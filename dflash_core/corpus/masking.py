@@ -48,6 +48,7 @@ class _Piece(NamedTuple):
 class _Ingredients:
     backend: Tokenizer
     template: str
+    tool_template: str
     variables: Mapping[str, Any]
     control_tokens: tuple[str, ...]
     name: str
@@ -58,7 +59,8 @@ class ChatEncoder:
 
     Args:
         tokenizer: A fast tokenizer.
-        chat_template: Jinja source; the tokenizer's own when not given.
+        chat_template: Jinja source; the tokenizer's own when not given: of several named ones
+            `default`, and `tool_use` where tools are given.
         template_variables: Values every rendering sees, such as ``enable_thinking``.
 
     Raises:
@@ -72,7 +74,9 @@ class ChatEncoder:
         chat_template: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> None:
-        source = chat_template or tokenizer.chat_template
+        own = chat_template or tokenizer.chat_template
+        named = own if isinstance(own, dict) else {"default": own}
+        source = named.get("default")
         if not isinstance(source, str):
             raise ConfigError(
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; give a tokenizer "
@@ -88,6 +92,7 @@ class ChatEncoder:
             _Ingredients(
                 backend=backend,
                 template=source,
+                tool_template=named.get("tool_use", source),
                 variables={**_special_texts(tokenizer), **(template_variables or {})},
                 control_tokens=tuple(_control_tokens(tokenizer)),
                 name=tokenizer.name_or_path,
@@ -97,8 +102,14 @@ class ChatEncoder:
     def _set_up(self, ingredients: "_Ingredients") -> None:
         self._ingredients = ingredients
         self._backend = ingredients.backend
-        template = ChatTemplate(ingredients.template, variables=ingredients.variables)
-        self.finder = TurnFinder(template, ingredients.control_tokens)
+        finders = {
+            source: TurnFinder(
+                ChatTemplate(source, variables=ingredients.variables), ingredients.control_tokens
+            )
+            for source in (ingredients.template, ingredients.tool_template)
+        }
+        self.finder = finders[ingredients.template]
+        self._tool_finder = finders[ingredients.tool_template]
         self._joins = self._pieces_join()
         self._control = _cuttable(ingredients.control_tokens, self._backend)
 
@@ -139,9 +150,12 @@ class ChatEncoder:
     @property
     def digest(self) -> str:
         """Digest of everything that the ids and the mask depend on."""
-        return content_digest(
-            self._backend.to_str(), self.finder.template.digest, self._ingredients.control_tokens
-        )
+        templates = {f.template.digest: None for f in (self.finder, self._tool_finder)}
+        return content_digest(self._backend.to_str(), *templates, self._ingredients.control_tokens)
+
+    def _finder(self, tools: Sequence[Message] | None) -> TurnFinder:
+        """Return what renders: of several named templates, `tool_use` where tools are given."""
+        return self._tool_finder if tools else self.finder
 
     def encode(
         self,
@@ -162,7 +176,7 @@ class ChatEncoder:
     ) -> Rendering:
         """Render one conversation and find its answers; None contents count as empty."""
         cleaned = [_clean(message, k) for k, message in enumerate(messages)]
-        rendering = self.finder.render(cleaned, tools=tools)
+        rendering = self._finder(tools).render(cleaned, tools=tools)
         _check_characters(rendering.text)
         return rendering
 
@@ -197,7 +211,7 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> Rendering:
         cleaned = [_clean(message, k) for k, message in enumerate(messages)]
-        prompt = self.finder.render_prompt(cleaned, tools=tools)
+        prompt = self._finder(tools).render_prompt(cleaned, tools=tools)
         _check_characters(prompt.text)
         return prompt
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_core.corpus.template import ChatTemplate
+from dflash_core.corpus.witnesses import check_rendered
 from dflash_core.errors import DataError
 
 __all__ = ["Message", "Rendering", "TurnFinder"]
@@ -89,6 +90,8 @@ class TurnFinder:
         skeleton = self._skeleton(messages, tools)
         for k in skeleton.dropped:
             _check_dropped(messages[k], k)
+        if skeleton.nested or tools:
+            check_rendered(self.template, messages, tools)
         if self.template.has_marks:
             text, marked = self.template.render_marked(messages, tools=tools)
             turns = [message for message in messages if message["role"] == "assistant"]
@@ -106,8 +109,6 @@ class TurnFinder:
             spans = self._walk(text, messages, skeleton)
             if spans is None:
                 spans = self._locate_each(text, messages, tools)
-        if skeleton.nested:
-            _check_tool_calls(text, spans, messages)
         spans = _without_weightless(spans, messages)
         return Rendering(text, spans, self._foreign_controls(text, messages, tools, skeleton))
 
@@ -319,7 +320,7 @@ def _check_dropped(message: Message, number: int) -> None:
             f"the chat template drops message {number} of role '{message['role']}'; map the role "
             "to one that the template renders"
         )
-    # That the calls are there is checked on the text.
+    # That the calls are there is checked on a twin.
     if message["content"].strip():
         raise DataError(
             f"the chat template drops the text beside the tool call in message {number}; remove "
@@ -334,18 +335,6 @@ def _without_weightless(spans: Sequence[Span], messages: Sequence[Message]) -> l
         (start, start if message.get("weight") == 0 else end)
         for (start, end), message in zip(spans, answers, strict=True)
     ]
-
-
-def _check_tool_calls(text: str, spans: Sequence[Span], messages: Sequence[Message]) -> None:
-    answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-    for (start, end), k in zip(spans, answers, strict=True):
-        for call in messages[k].get("tool_calls", ()):
-            name = call.get("function", call).get("name", "")
-            if name not in text[start:end]:
-                raise DataError(
-                    f"the chat template drops the call of tool '{name}' in message {k}; use a "
-                    "template that renders tool calls"
-                )
 
 
 def _placeholder(number: int) -> str:

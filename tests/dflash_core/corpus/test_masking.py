@@ -159,6 +159,40 @@ def test_dropped_tool_call_is_refused(tokenizer) -> None:
         encode(tokenizer, templates.PLAIN, [user("q"), assistant("", tool_calls=[call])])
 
 
+def test_what_the_template_drops_is_refused_wherever_its_words_stand(tokenizer) -> None:
+    call = {"type": "function", "function": {"name": "find", "arguments": {"x": 1}}}
+    called, schema = (
+        assistant("", tool_calls=[call]),
+        {"type": "function", "function": {"name": "q"}},
+    )
+    no_arguments = templates.CALLS_TOOLS.replace("(c.function | tojson)", "c.function.name")
+    for template, chat, tools, what in (
+        (templates.PLAIN, [user("q"), assistant("find", tool_calls=[call])], None, "the call of"),
+        (no_arguments, [user("q"), called], None, "arguments of the call of tool 'find'"),
+        (templates.PLAIN, [user("q"), assistant("q")], [schema], "the tool 'q'"),
+        (templates.PLAIN, [user("q"), assistant("q", reasoning_content="q")], None, "the thought"),
+    ):
+        with pytest.raises(DataError, match=f"chat template drops {what}"):
+            encode(tokenizer, template, chat, tools=tools)
+    thoughts = [user("q"), assistant("a", reasoning_content="r"), user("q"), assistant("b")]
+    assert encode(tokenizer, templates.THINKS_LAST, thoughts).loss_mask.any()
+
+
+def test_of_named_templates_the_one_for_tools_renders_them(tokenizer) -> None:
+    named = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    named.chat_template = {"default": templates.PLAIN, "tool_use": templates.CALLS_TOOLS}
+    encoder = ChatEncoder(named)
+    again = ChatEncoder.from_json(encoder.to_json(), encoder.variables)
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    for one in (encoder, again):
+        assert (
+            one.prompt_text(CHAT[:1]) == "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert '{"name": "find"}' in one.prompt_text(CHAT[:1], tools=tools)
+        assert '{"name": "find"}' in one.render(CHAT, tools=tools).text
+    assert encoder.digest != ChatEncoder(named, chat_template=templates.PLAIN).digest
+
+
 def test_dropped_role_is_refused(tokenizer) -> None:
     chat = [user("q"), {"role": "observation", "content": "x"}, assistant("a")]
     with pytest.raises(DataError, match="drops message 1 of role 'observation'"):

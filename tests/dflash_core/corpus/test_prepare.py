@@ -84,8 +84,13 @@ def test_rows_become_samples_and_bad_ones_are_named(tmp_path: Path, encoder) -> 
 
 
 def test_too_many_rejects_stop_with_a_sentence(tmp_path: Path, encoder) -> None:
-    path = write(tmp_path / "a.jsonl", [chat("1"), "{broken", "{broken"])
-    with pytest.raises(DataError, match=r"2 of 3 rows were refused \(66.7%\).*max_reject_share"):
+    odd = [{"messages": [{"role": role, "content": "x"}]} for role in ("narrator", "judge")]
+    path = write(tmp_path / "a.jsonl", [chat("1"), *odd])
+    with pytest.raises(
+        DataError,
+        match=r"2 of 3 rows were refused \(66.7%\).*max_reject_share 0.05 .*the commonest of the "
+        r"reasons \(2 rows\) is that .*a.jsonl.* unknown role 'narrator'",
+    ):
         run([path], encoder, tmp_path / "s")
     assert not (tmp_path / "s").exists()
     assert len((tmp_path / "s.rejects.jsonl").read_text().splitlines()) == 2
