@@ -113,7 +113,7 @@ def with_models(work: Path, target: Path, steps: int) -> None:
     """Run the program itself."""
     store = work / "demo-store"
     store_functions(store, target, max_length=512, most=600)
-    job = make_job(work, (target, store), (1, 1), steps + WARM_UP, layer_ids=(1, 3, 5))
+    job = make_job(work, (target, store), (1, 1), steps + WARM_UP, layer_ids=(1, 3, 4))
     file = work / "job.json"
     file.write_text(job.model_dump_json())
     torchrun(2, "-m", "dflash_core.training", "--config", str(file))

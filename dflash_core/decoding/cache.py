@@ -21,12 +21,12 @@ from transformers import DynamicCache
 from dflash_core.draft.attention import visible_block
 from dflash_core.draft.model import DraftModel, KeyValue
 from dflash_core.errors import TargetError
+from dflash_core.target.families import target_traits
 
 __all__ = ["DecodingCache", "check_decodable"]
 
 HOLES = 0.25
 SPARE_COLUMNS = 16
-FORGETFUL = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def check_decodable(config: Any) -> None:
@@ -38,7 +38,7 @@ def check_decodable(config: Any) -> None:
     Raises:
         TargetError: Some layers keep a running state instead of keys and values.
     """
-    kinds = set(getattr(config, "layer_types", None) or ()) - FORGETFUL
+    kinds = target_traits(config).running_kinds
     if kinds:
         raise TargetError(
             f"the target '{config.model_type}' has {' and '.join(sorted(kinds))} layers, whose "
@@ -57,7 +57,7 @@ class DecodingCache:
         self.device = target.lm_head.weight.device
         config = target.model.config.get_text_config()
         check_decodable(config)
-        self._slides = getattr(config, "sliding_window", None) is not None
+        self._slides = target_traits(config).slides
         self.valid_BL = torch.zeros(num_rows, 0, dtype=torch.bool, device=self.device)
         self._target_cache = DynamicCache()
         # transformers 5.2x renames the argument and warns about the old name.

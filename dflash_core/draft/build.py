@@ -15,6 +15,7 @@ from dflash_core.draft.from_target import copy_target_layers, norm_scale
 from dflash_core.draft.model import DraftModel
 from dflash_core.draft.spec import DraftSpec, LayerType
 from dflash_core.errors import DraftError
+from dflash_core.target.families import target_traits
 
 __all__ = ["TargetLike", "build_drafter", "draft_spec", "find_mask_token", "frequent_tokens"]
 
@@ -74,7 +75,7 @@ def build_drafter(
     ids = _check_token_ids(spec, draft_token_ids)
     model = DraftModel(spec, ids)
     generator = torch.Generator().manual_seed(seed)
-    std = float(getattr(_text_config(target), "initializer_range", 0.02) or 0.02)
+    std = target_traits(_text_config(target)).initializer_range
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=std, generator=generator)
@@ -95,6 +96,7 @@ def draft_spec(config: DraftConfig, target: TargetLike) -> DraftSpec:
         DraftError: The shapes do not fit, or no mask token is found.
     """
     text = _text_config(target)
+    traits = target_traits(text)
     heads = config.num_attention_heads or text.num_attention_heads
     layer_types: tuple[LayerType, ...] = config.layer_types or (
         ("full_attention",) * config.num_layers
@@ -113,15 +115,14 @@ def draft_spec(config: DraftConfig, target: TargetLike) -> DraftSpec:
             mask_token_id=find_mask_token(config, target),
             target_layer_ids=tuple(target.layer_ids),
             num_target_layers=text.num_hidden_layers,
-            rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
-            rope_parameters=_rope_parameters(text),
+            rms_norm_eps=traits.rms_norm_eps,
+            rope_parameters=traits.rope_parameters,
             max_position_embeddings=text.max_position_embeddings,
             layer_types=layer_types,
             sliding_window=config.sliding_window,
             is_causal=config.is_causal,
-            input_embedding_scale=_embedding_scale(target),
-            final_logit_softcapping=getattr(text, "final_logit_softcapping", None),
-            output_multiplier=_output_multiplier(text),
+            final_logit_softcapping=traits.final_logit_softcapping,
+            output_multiplier=traits.output_multiplier,
             draft_vocab_size=config.draft_vocab_size,
         )
     except ValidationError as error:
@@ -218,10 +219,9 @@ def _silence_mask(model: DraftModel, mask_D: Tensor) -> None:
     """
     layer: Any = model.layers[0]
     mlp = layer.mlp
-    entered_D = mask_D * model.spec.input_embedding_scale
-    normed_D = layer.post_attention_layernorm(entered_D)
+    normed_D = layer.post_attention_layernorm(mask_D)
     inner = F.silu(mlp.gate_proj(normed_D)) * mlp.up_proj(normed_D)
-    wrong_D = -entered_D - mlp.down_proj(inner)
+    wrong_D = -mask_D - mlp.down_proj(inner)
     mlp.down_proj.weight += torch.outer(wrong_D, inner) / inner.square().sum().clamp(min=1e-12)
 
 
@@ -286,30 +286,6 @@ def _of_all_layers(text: Any, name: str) -> Any:
             "what the drafter's layers get"
         )
     return size
-
-
-def _rope_parameters(text: Any) -> dict[str, Any]:
-    """Return plain RoPE settings: the full-attention layers', without multimodal sections."""
-    rope = dict(getattr(text, "rope_parameters", None) or {})
-    if "full_attention" in rope:
-        rope = dict(rope["full_attention"])
-    rope.setdefault("rope_type", "default")
-    rope.setdefault("rope_theta", float(getattr(text, "rope_theta", None) or 10_000.0))
-    for key in ("mrope_section", "mrope_interleaved", "partial_rotary_factor"):
-        rope.pop(key, None)
-    return rope
-
-
-def _embedding_scale(target: TargetLike) -> float:
-    scale = getattr(target.input_embeddings, "embed_scale", None)
-    if scale is None:
-        scale = getattr(_text_config(target), "embedding_multiplier", None)
-    return 1.0 if scale is None else float(scale)
-
-
-def _output_multiplier(text: Any) -> float:
-    divisor = getattr(text, "logits_scaling", None) or 1.0
-    return float(getattr(text, "logit_scale", None) or 1.0) / float(divisor)
 
 
 def _control_ids(target: TargetLike) -> dict[int, str]:

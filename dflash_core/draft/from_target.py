@@ -42,17 +42,21 @@ def copy_target_layers(model: DraftModel, target: Any) -> None:
     decoder = target.model.get_decoder()
     ids = copied_layer_ids(len(model.layers), len(decoder.layers))
     for layer, target_id in zip(model.layers, ids, strict=True):
-        source = decoder.layers[target_id].state_dict()
-        for name, tensor in layer.state_dict().items():
-            found = source.get(name)
-            if found is None or found.shape != tensor.shape:
+        source, own = decoder.layers[target_id].state_dict(), layer.state_dict()
+        shapes = [{name: tuple(x.shape) for name, x in states.items()} for states in (source, own)]
+        for name in sorted(shapes[0].keys() | shapes[1].keys()):
+            # A tensor that only the target has, such as a norm after the MLP, says that those of
+            # the same names do something else there.
+            theirs, ours = (shape.get(name, "missing") for shape in shapes)
+            if theirs != ours:
                 raise DraftError(
                     f"draft.initial_weights 'target' needs layers like the drafter's, but {name} "
-                    f"of the target's layer {target_id} is "
-                    f"{'missing' if found is None else tuple(found.shape)}, not "
-                    f"{tuple(tensor.shape)}; set draft.initial_weights to 'random' or leave the "
-                    "drafter's widths to the target"
+                    f"is {theirs} in the target's layer {target_id} and {ours} in the drafter's; "
+                    "set draft.initial_weights to 'random' or leave the drafter's widths to the "
+                    "target"
                 )
+        for name, tensor in own.items():
+            found = source[name]
             if name.endswith("norm.weight"):
                 norm = decoder.layers[target_id].get_submodule(name.removesuffix(".weight"))
                 found = norm_scale(norm, len(tensor))

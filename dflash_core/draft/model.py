@@ -16,9 +16,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash_core.draft.spec import DraftSpec
+from dflash_core.target.families import capped
+from dflash_core.target.rope import freeze_rope
 
 __all__ = ["Attend", "DraftModel", "KeyValue"]
 
@@ -103,11 +106,7 @@ class DraftModel(nn.Module):
 
     def scale_logits(self, logits: Tensor) -> Tensor:
         """Apply the target's multiplier and soft cap to the head's output."""
-        spec = self.spec
-        if spec.output_multiplier != 1.0:
-            logits = logits * spec.output_multiplier
-        cap = spec.final_logit_softcapping
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return capped(logits, self.spec.output_multiplier, self.spec.final_logit_softcapping)
 
     @property
     def _layers(self) -> "list[DraftLayer]":
@@ -120,10 +119,14 @@ class DraftModel(nn.Module):
 
 
 class RotaryEmbedding(Qwen3RotaryEmbedding):
-    """RoPE whose frequencies stay in float32 when the model around it is cast.
+    """RoPE whose frequencies stay: the same for every call, and in float32 in a model that is cast.
 
     Rounded to bfloat16 they are off by 0.4%: whole turns at positions of some thousand.
     """
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__(config)
+        freeze_rope(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryEmbedding":
         def move_only(buffer: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_core.config import FrozenModel
+from dflash_core.target.layers import resolve_layer_ids
 
 __all__ = ["DraftSpec", "LayerType"]
 
@@ -86,16 +87,7 @@ class DraftSpec(FrozenModel):
                 f"mask_token_id {self.mask_token_id} is outside the vocabulary of "
                 f"{self.vocab_size}; set draft.mask_token_id"
             )
-        if len(set(self.target_layer_ids)) != len(self.target_layer_ids):
-            raise ValueError(
-                f"target_layer_ids {list(self.target_layer_ids)} repeats a layer; "
-                "set target.layer_ids or lower target.num_features"
-            )
-        if not all(0 <= layer < self.num_target_layers for layer in self.target_layer_ids):
-            raise ValueError(
-                f"target_layer_ids {list(self.target_layer_ids)} leaves the target's "
-                f"{self.num_target_layers} layers; set target.layer_ids"
-            )
+        resolve_layer_ids(self.num_target_layers, 0, self.target_layer_ids)
         rope = self.rope_parameters.get("rope_type", "default")
         if rope != "default" and rope not in ROPE_INIT_FUNCTIONS:
             raise ValueError(

@@ -31,8 +31,8 @@ def resolve_layer_ids(
         layer_ids: Explicit layers; id ``i`` means the output of decoder layer ``i``, from 0.
 
     Raises:
-        TargetError: A layer is named twice or does not exist; on shallow targets the rule names
-            layers twice.
+        TargetError: A layer is named twice, does not exist or is the last; on shallow targets the
+            rule names layers twice.
     """
     ids = tuple(layer_ids) if layer_ids else published_layer_ids(num_layers, num_features)
     origin = "target.layer_ids" if layer_ids else f"the rule for {num_features} features"
@@ -41,6 +41,13 @@ def resolve_layer_ids(
         raise TargetError(
             f"{origin} names layer {wrong[0]}, but the target has layers 0..{num_layers - 1}; set "
             "target.layer_ids"
+        )
+    if num_layers - 1 in ids:
+        # The authors' loop, transformers and SGLang read hidden_states[-1] there: another tensor.
+        raise TargetError(
+            f"{origin} names layer {num_layers - 1}, the target's last, which decoders read after "
+            f"the final norm and training before it; set target.layer_ids to layers below "
+            f"{num_layers - 1}"
         )
     if len(set(ids)) < len(ids):
         raise TargetError(

@@ -24,8 +24,10 @@ from transformers import (
 )
 
 from dflash_core.errors import TargetError
+from dflash_core.target.check import check_target
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.layers import resolve_layer_ids
+from dflash_core.target.rope import freeze_rope
 
 __all__ = ["Target", "load_target", "target_digest", "text_config"]
 
@@ -39,11 +41,15 @@ class Target:
         model: The transformers model, in evaluation mode, without gradients.
         tokenizer: Its tokenizer.
         layer_ids: Decoder layers that feed the drafter, in order.
+
+    Raises:
+        TargetError: Its RoPE depends on the longest position of a call and cannot be held.
     """
 
     def __init__(
         self, model: Any, tokenizer: PreTrainedTokenizerFast, layer_ids: tuple[int, ...]
     ) -> None:
+        freeze_rope(model)
         self.model = model
         self.tokenizer = tokenizer
         self.layer_ids = layer_ids
@@ -142,7 +148,11 @@ class _Heard(Exception):
 
 
 def load_target(
-    config: TargetConfig, *, device: torch.device | str = "cpu", layers: bool = True
+    config: TargetConfig,
+    *,
+    device: torch.device | str = "cpu",
+    layers: bool = True,
+    checked: bool = True,
 ) -> Target:
     """Load a transformers folder as a frozen target.
 
@@ -151,10 +161,12 @@ def load_target(
         device: Where its weights go.
         layers: Whether the decoder layers are kept; a drafter rank needs only embedding, final
             norm and head.
+        checked: Whether a few tokens are run, where there are layers, to see that features and
+            logits are those that a drafter is made for (`check_target`).
 
     Raises:
-        TargetError: The folder is no causal language model with a fast tokenizer, or its layers
-            do not fit ``target.layer_ids``.
+        TargetError: The folder is no causal language model with a fast tokenizer, its layers do
+            not fit ``target.layer_ids``, or no drafter can be made for what it computes.
     """
     trust = config.trust_remote_code
     _check_folder(config.path, trust_remote_code=trust)
@@ -195,6 +207,8 @@ def load_target(
     if not layers:
         target.drop_layers()
     model.to(device)
+    if layers and checked:
+        check_target(target)
     return target
 
 

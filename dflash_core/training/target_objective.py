@@ -12,7 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import TargetError
+from dflash_core.target.check import check_logits
+from dflash_core.target.families import target_traits
 from dflash_core.target.loading import load_target
+from dflash_core.target.rope import freeze_rope
 from dflash_core.training.composition import NUM_GROUPS
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.features import check_documents_apart
@@ -44,6 +47,7 @@ class _NextToken(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self._traits = target_traits(model.config.get_text_config())
 
     def forward(self, ids_BT: Tensor, label_BT: Tensor, position_BT: Tensor | None) -> Tensor:
         """Return logits of the labelled tokens, shape (P, V)."""
@@ -51,7 +55,7 @@ class _NextToken(nn.Module):
         # attention without one is faster.
         decoded = self.model.get_decoder()(ids_BT, position_ids=position_BT, use_cache=False)
         hidden_PD = decoded.last_hidden_state[:, :-1][label_BT]
-        return self.model.get_output_embeddings()(hidden_PD)
+        return self._traits.logits(self.model.get_output_embeddings()(hidden_PD))
 
 
 class TargetObjective:
@@ -66,7 +70,8 @@ class TargetObjective:
     Raises:
         ConfigError: Rows are packed, and the target's tokens see beyond their document.
         DataError: A sample holds a token that the target does not have.
-        TargetError: The folder cannot be loaded, or its weights are no safetensors.
+        TargetError: The folder cannot be loaded, its weights are no safetensors, or its own forward
+            gives other logits.
     """
 
     num_sums = 3  # loss, weight, correct
@@ -87,7 +92,7 @@ class TargetObjective:
         first = torch.device("cpu") if self._is_spread else ranks.device
         config = job.target
         if any(config.path.glob("*.safetensors")):
-            target = load_target(config, device=first)
+            target = load_target(config, device=first, checked=False)
             self._model, self._tokenizer = target.model, target.tokenizer
         else:
             _check_no_weights(config.path)
@@ -97,11 +102,16 @@ class TargetObjective:
             self._model = AutoModelForCausalLM.from_config(
                 shape, attn_implementation=config.attn_implementation, trust_remote_code=trust
             ).to(first)
+            freeze_rope(self._model)
             self._tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
         vocab_size = len(self._model.get_input_embeddings().weight)
         check_tokens((store, heldout), ranks, vocab_size=vocab_size)
         self._model.requires_grad_(True)
         self._next_token = _NextToken(self._model)
+        check_logits(
+            self._model.eval(),
+            lambda ids_1T: self._next_token(ids_1T, torch.ones_like(ids_1T[:, 1:]) > 0, None),
+        )
         if self._is_spread:
             layers = self._model.get_decoder().layers
             spread(self._next_token, layers, ranks, precision=self._precision)

@@ -88,10 +88,10 @@ def test_layers_that_keep_a_running_state_are_refused_before_anything_is_decoded
         check_decodable(config)
 
 
-def test_scale_and_cap_come_from_the_target(family):
+def test_cap_and_rope_come_from_the_target(family):
     name, target = family
     spec = small_drafter(target).spec
-    assert spec.input_embedding_scale == pytest.approx(32**0.5 if "gemma" in name else 1.0)
+    assert spec.input_embedding_scale == 1.0  # the raw rows, which most engines serve
     assert spec.final_logit_softcapping == (5.0 if name == "gemma2" else None)
     assert spec.rope_parameters["rope_type"] == ("llama3" if name == "llama" else "default")
 

@@ -67,7 +67,7 @@ def test_wrong_weights_are_refused(folder, change, sentence):
     [
         ({"dflash_config": {}}, "no dflash_config with a mask_token_id"),
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
-        ({"num_target_layers": 2}, "leaves the target's 2 layers"),
+        ({"num_target_layers": 2}, "names layer 2, but the target has layers 0..1"),
         ({"dflash_config": {"mask_token_id": 96, "block_size": 1}}, "block_size"),
         (
             {"dflash_config": {"mask_token_id": 96, "use_swa": True, "swa_window_size": 64}},

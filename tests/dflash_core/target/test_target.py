@@ -62,6 +62,7 @@ def test_published_rule(num_layers: int, expected: tuple[int, ...]) -> None:
         ((0, 0), "repeats a layer"),
         ((0, 4), r"names layer 4, but the target has layers 0\.\.3"),
         ((-1,), "names layer -1"),
+        ((0, 3), r"layer 3, the target's last, .*set target\.layer_ids to layers below 3"),
     ],
 )
 def test_wrong_layers_are_named(layer_ids: tuple[int, ...] | None, words: str) -> None:
