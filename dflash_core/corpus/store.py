@@ -84,7 +84,8 @@ class TokenStore:
             verify: Also read every shard and compare its hash with the manifest.
 
         Raises:
-            ArtifactError: Missing, damaged, or of another format version.
+            ArtifactError: Missing, damaged, of another format version, or its lengths are not
+                those of its ids.
         """
         path = Path(path)
         manifest = read_manifest(path, kind=STORE_KIND, format_version=STORE_VERSION)
@@ -99,6 +100,7 @@ class TokenStore:
                 raise ArtifactError(f"{path / name} is damaged: {error}") from None
             if tables[-1].schema != SCHEMA:
                 raise ArtifactError(f"{path / name} has other columns than a {STORE_KIND}")
+            _check_lengths(tables[-1], path / name)
         return cls(path, manifest, pa.concat_tables(tables) if tables else SCHEMA.empty_table())
 
     def __len__(self) -> int:
@@ -297,3 +299,15 @@ def record_batch(rows: Sequence[Sample]) -> pa.RecordBatch:
         ],
         schema=SCHEMA,
     )
+
+
+def _check_lengths(table: pa.Table, shard: Path) -> None:
+    """Refuse a shard whose plans would be made for other lengths; reads offsets, not tokens."""
+    held = pc.call_function("list_value_length", [table["input_ids"]]).to_numpy()
+    said = table["length"].to_numpy()
+    if len(wrong := np.flatnonzero(held != said)):
+        first = int(wrong[0])
+        raise ArtifactError(
+            f"{shard} says {said[first]:,} under 'length' of sample {first}, which has "
+            f"{held[first]:,} token ids ({len(wrong):,} such samples); prepare it again"
+        )

@@ -191,3 +191,15 @@ def test_stores_can_be_moved(tmp_path: Path) -> None:
     before = write_store(tmp_path / "s", samples(3))
     shutil.move(tmp_path / "s", tmp_path / "t")
     assert TokenStore.open(tmp_path / "t", verify=True).content_hash == before.content_hash
+
+
+def test_a_length_that_is_not_that_of_the_ids_is_refused(tmp_path: Path) -> None:
+    write_store(tmp_path / "s", samples(3))
+    (shard,) = (tmp_path / "s").glob("shard-*")
+    table = pa.ipc.open_file(shard).read_all()
+    column = table.schema.get_field_index("length")
+    table = table.set_column(column, table.field(column), pa.array([1, 900, 3], pa.int32()))
+    with pa.ipc.new_file(shard, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ArtifactError, match=r"says 900 under 'length' of sample 1, which has 2"):
+        TokenStore.open(tmp_path / "s")
