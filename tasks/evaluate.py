@@ -8,6 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
+from dflash_core.corpus.encoding import encoder_in, other_encoder
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding import AcceptanceReport, Prompt, evaluate_drafter, store_prompts
 from dflash_core.errors import TrainingError
@@ -32,6 +33,8 @@ def measure(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceRepo
         TrainingError: In float32 a text differs from the target's own where no tie explains it.
     """
     prompts = store_prompts(TokenStore.open(held_out))
+    if sentence := other_encoder(drafter, encoder_in(held_out)):
+        announce(sentence)
     total = min(len(prompts), settings.evaluation.max_prompts or len(prompts))
     done = 0
     with decoding_device(settings) as device, progress("prompts decoded") as on_progress:

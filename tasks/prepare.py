@@ -16,6 +16,7 @@ from dflash_core.corpus.build import (
     source_digest,
 )
 from dflash_core.corpus.config import CorpusConfig
+from dflash_core.corpus.encoding import encoder_in
 from dflash_core.corpus.endpoint import endpoint_generate
 from dflash_core.corpus.loading import load_encoder
 from dflash_core.corpus.masking import ChatEncoder
@@ -84,6 +85,7 @@ def _regenerate(
 def corpus_facts(settings: Settings, report: CorpusReport) -> CorpusFacts:
     """Return the counts that the report page shows."""
     regenerated, train = report.regenerated, report.prepared
+    encoder = encoder_in(report.train)
     return CorpusFacts(
         source=settings.corpus.source,
         num_train=train.num_samples,
@@ -95,4 +97,6 @@ def corpus_facts(settings: Settings, report: CorpusReport) -> CorpusFacts:
         num_rejected=train.num_rejects + (regenerated.num_passed_over if regenerated else 0),
         num_duplicates=train.num_duplicates,
         num_leaks=train.num_leaks,
+        encoder=encoder.digest if encoder else "",
+        thinking=encoder.thinking if encoder else "",
     )

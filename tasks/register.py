@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.corpus.encoding import encoder_in
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding import AcceptanceReport
 from dflash_core.export import export_drafter, load_checkpoint_drafter
@@ -33,7 +34,11 @@ def register(
 ) -> str:
     """Write the export with its manifest and make it a version of the registered model."""
     corpus = TokenStore.open(store).content_hash
+    encoder = encoder_in(store)
+    encoded = {} if encoder is None else encoder.model_dump()
+    run.log_params({"encoder": encoded})
     made_of = {
+        "encoder": encoded or None,
         "environment": environment(),
         "corpus": corpus,
         "tau": acceptance.tau,
@@ -43,5 +48,6 @@ def register(
     export_drafter(load_checkpoint_drafter(drafter), folder.export, manifest=made_of)
     run.log_files(atomic_write(folder.path / PROFILE_NAME, profile.to_json()))
     tags = {"tau": f"{acceptance.tau:.4f}", "flow_run": folder.name, "corpus": corpus}
+    tags |= {f"encoder_{name}": value for name, value in encoded.items()}
     version = add_version(run, folder.export, settings.tracking, tags=tags)
     return f"{settings.tracking.model_name} version {version} (challenger)"

@@ -1,6 +1,6 @@
 """What drafters are evaluated on: prompts of a token store, or of chat files."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from dflash_core.corpus.assemble import check_rejects
 from dflash_core.corpus.chats import Conversation
 from dflash_core.corpus.config import PrepareConfig
 from dflash_core.corpus.conversations import Intake, iter_made
+from dflash_core.corpus.encoding import EncoderFacts, encoder_in, other_encoder
 from dflash_core.corpus.loading import encoder_of
 from dflash_core.corpus.masking import ChatEncoder, EncodedChat
 from dflash_core.corpus.store import Sample, TokenStore
@@ -41,7 +42,8 @@ def read_prompts(
     corpus: PrepareConfig,
     *,
     max_prompts: int | None = None,
-    intake: Intake | None = None,
+    drafter: Path | None = None,
+    tell: Callable[[str], object] = lambda sentence: None,
 ) -> list[Prompt]:
     """Read prompts from a token store, or from chat files as `prepare` would take them.
 
@@ -52,7 +54,8 @@ def read_prompts(
         tokenizer: The target's tokenizer, or the encoder made of it.
         corpus: How rows are read and encoded, and how many of them may be refused.
         max_prompts: Read no more than this.
-        intake: Told of each row of chat files as it is read.
+        drafter: Folder of the drafter, whose manifest may name the encoder of its training.
+        tell: Called with a sentence where rows are passed over, or that encoder is another one.
 
     Raises:
         DataError: There is nothing to read, nothing in it is a prompt, or more of its rows cannot
@@ -60,16 +63,23 @@ def read_prompts(
     """
     if not path.exists():
         raise DataError(f"there is no prompt file {path}; name a chat file or a token store")
-    intake = Intake() if intake is None else intake
+    intake = Intake()
     if (path / MANIFEST_NAME).is_file():
+        facts = encoder_in(path)
         found = store_prompts(TokenStore.open(path), max_prompts=max_prompts)
     else:
         encoder = tokenizer if isinstance(tokenizer, ChatEncoder) else encoder_of(tokenizer, corpus)
+        facts = EncoderFacts.of(encoder)
         found = list(islice(_chat_prompts(path, encoder, corpus, intake), max_prompts))
     if not found:
         why = next(iter(intake.passed_over), "a chat needs a message before its answer")
         raise DataError(f"{path} holds no prompt: {why}")
     check_rejects(intake.rejects, intake.num_rows, corpus.max_reject_share)
+    if intake.passed_over:
+        first, count = intake.passed_over[0], len(intake.passed_over)
+        tell(f"{count:,} of {intake.num_rows:,} rows are passed over, the first: {first}")
+    if drafter is not None and (sentence := other_encoder(drafter, facts)):
+        tell(sentence)
     return found
 
 

@@ -34,6 +34,10 @@ class CorpusFacts(FrozenModel):
     """Samples that had occurred before."""
     num_leaks: int = 0
     """Training samples left out because they stand in the held-out store."""
+    encoder: str = ""
+    """Digest of template, variables and tokenizer."""
+    thinking: str = ""
+    """What the template is told of thoughts, and how it lets an answer begin."""
 
 
 class ProfileFacts(FrozenModel):

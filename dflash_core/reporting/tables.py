@@ -147,6 +147,8 @@ def headline(summary: RunSummary) -> list[tuple[str, str]]:
                     f"plain greedy, {exact.num_ties} ties, {exact.num_faults} faults",
                 )
             )
+        if corpus.encoder:
+            lines.append(("encoder", f"{corpus.thinking} ({corpus.encoder[:8]})"))
     if summary.model_version:
         lines.append(("registered", summary.model_version))
     return lines

@@ -80,7 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     drafter = drafter.to(device, target.lm_head.weight.dtype)
     corpus = CorpusConfig()
     prompts = read_prompts(
-        arguments.prompts, target.tokenizer, corpus, max_prompts=config.max_prompts
+        arguments.prompts,
+        target.tokenizer,
+        corpus,
+        max_prompts=config.max_prompts,
+        drafter=arguments.drafter,
+        tell=lambda sentence: sys.stderr.write(f"{sentence}\n"),
     )
     with _progress() as progress:
         bar = progress.add_task("", total=len(prompts))

@@ -79,6 +79,12 @@ def test_accepted_run_trains_measures_registers_and_reports(tiny_settings: MakeS
     assert version.run_id == training.info.run_id
     assert float(version.tags["tau"]) == pytest.approx(summary.acceptance.tau, abs=1e-4)
 
+    encoder = {"digest": summary.corpus.encoder, "thinking": "prompts hold no thought"}
+    assert manifest.metadata["encoder"] == encoder
+    assert f"{encoder['thinking']} ({encoder['digest'][:8]})" in page
+    assert training.data.params["encoder.thinking"] == version.tags["encoder_thinking"]
+    assert version.tags["encoder_digest"] == encoder["digest"]
+
 
 def test_rejected_run_is_a_normal_outcome_that_reuses_and_says_why(
     tiny_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

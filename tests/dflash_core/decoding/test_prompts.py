@@ -6,7 +6,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.corpus.conversations import Intake
 from dflash_core.corpus.loading import encoder_of
 from dflash_core.corpus.prepare import prepare_store
 from dflash_core.decoding.prompts import read_prompts
@@ -49,15 +48,28 @@ def test_a_chat_file_gives_the_prompts_of_its_store(tokenizer, tmp_path, name, v
         assert ("empty thought" in manifest["metadata"]["encoder"]["thinking"]) == (name != "plain")
 
 
+def test_prompts_of_another_encoder_than_the_drafters_are_told(tokenizer, tmp_path):
+    plain = CorpusConfig()
+    silent = CorpusConfig(template_variables={"enable_thinking": False})
+    file = write(tmp_path / "a.jsonl", chat("q", "a"))
+    drafter = prepare_store([file], encoder_of(tokenizer, plain), tmp_path / "s", plain, workers=1)
+    assert drafter.num_samples == 1  # its manifest stands in for the drafter's, which copies it
+    told: list[str] = []
+    for corpus in (plain, silent):
+        read_prompts(file, tokenizer, corpus, drafter=tmp_path / "s", tell=told.append)
+    (sentence,) = told
+    assert "trained with another encoder" in sentence and "enable_thinking False" in sentence
+
+
 def test_rows_that_the_template_refuses_are_counted_and_named(tokenizer, tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text(templates.REFUSES_LATE_SYSTEM)
     late = {"messages": [{"role": role, "content": "x"} for role in ("user", "system")]}
     file = write(tmp_path / "a.jsonl", chat("q", "a"), late, chat("q"), chat("r"))
     few, enough = (CorpusConfig(chat_template=template, max_reject_share=m) for m in (0.2, 0.25))
-    intake = Intake()
-    assert len(read_prompts(file, tokenizer, enough, intake=intake)) == 3
-    assert [(reject.file, reject.line) for reject in intake.rejects] == [(str(file), 2)]
+    told: list[str] = []
+    assert len(read_prompts(file, tokenizer, enough, tell=told.append)) == 3
+    assert told[0].startswith(f"1 of 4 rows are passed over, the first: row 2 of {file} the chat")
     with pytest.raises(DataError, match=r"1 of 4 rows were .* row 2 of .*a\.jsonl .*System"):
         read_prompts(file, tokenizer, few)
 
