@@ -134,7 +134,7 @@ def test_buckets_are_as_many_as_full_micro_batches_fill(lengths, token_budget):
 
 
 def test_a_small_set_is_dealt_anew_every_epoch():
-    lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 300).astype(int).clip(20, 8192)
+    lengths = np.random.default_rng(0).lognormal(6.0, 0.8, 300).astype(int).clip(20, 8192).tolist()
     plans = [plan_of(lengths, BatchingConfig(), epoch=epoch) for epoch in (0, 1)]
     members = [{frozenset(p.micro_batch(i)) for i in range(p.num_micro_batches)} for p in plans]
     assert not members[0] & members[1]
