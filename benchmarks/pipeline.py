@@ -201,7 +201,7 @@ def run_rank(trial: SleepTrial) -> None:
 
 
 def stage(items: Any, name: str, depth: int, ranks: Ranks) -> Stage[Any]:
-    return Stage(items, depth=depth, name=name, device=ranks.device, timeout_s=ranks.timeout_s)
+    return Stage(items, depth=depth, name=name, lane=ranks.lane(), timeout_s=ranks.timeout_s)
 
 
 def consume(trial: SleepTrial, ranks: Ranks, epochs: Epochs, layout: Layout) -> None:

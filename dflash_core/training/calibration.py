@@ -45,6 +45,7 @@ from dflash_core.training.features import (
 )
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.guard import MemoryGuard
+from dflash_core.training.lane import wait_for_device
 from dflash_core.training.optimizer import build_optimizer
 from dflash_core.training.preflight import consumer_run
 from dflash_core.training.ranks import Ranks, device_of
@@ -302,20 +303,16 @@ class _Bench:
             begin = time.perf_counter()
             self._ranks.add(sums.to(self._ranks.device), what="calibration")
             self._gradients.add_up(self._ranks, what="calibration")
-            self._finish()
+            wait_for_device(self._ranks.device)
             reduced = time.perf_counter()
             self._gradients.normalise(1.0, 1.0)
             self._optimizer.step()
-            self._finish()
+            wait_for_device(self._ranks.device)
             times.append((reduced - begin, time.perf_counter() - reduced))
         mine = torch.tensor(np.median(times[1:], axis=0))
         total = self._ranks.add(mine.to(self._ranks.device), what="calibration")
         reduce_s, step_s = (total / self._ranks.world_size).tolist()
         return reduce_s, step_s
-
-    def _finish(self) -> None:
-        if self._ranks.device.type == "cuda":
-            torch.cuda.synchronize(self._ranks.device)
 
 
 def _measurement(

@@ -10,18 +10,22 @@ It cannot deadlock. Both sides handle micro-batches in the order of the whole ru
 yet handed over take the first: its drafter rank has taken all its earlier ones and has given
 credit for it, its target rank has sent all its earlier ones, so it can be handed over.
 
+On GPUs that needs more, since a send or receive of NCCL returns at once and holds up the stream it
+was called on instead. Credits and headers travel between hosts, features between devices; the
+target's forward, its sends, the receiver and the trainer each have a `Lane`, so nothing but the
+hand-over waits for a hand-over. A header is sent when the features exist, and only then is their
+receive launched: no operation that waits for features occupies the device while they are computed.
+
 Legend: M context tokens, F features.
 """
 
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from dflash_core.training.epochs import Work
@@ -69,7 +73,7 @@ class Receiver:
     dtype: torch.dtype
     depth: int
     _closing: threading.Event = field(default_factory=threading.Event)
-    _credits: deque[tuple[Any, Tensor]] = field(default_factory=deque)
+    _credits: deque[Callable[[], None]] = field(default_factory=deque)
 
     def stream(self, prepared: Iterator[Ready]) -> Iterator[Ready]:
         """Yield micro-batches with their features, in order."""
@@ -88,24 +92,16 @@ class Receiver:
             yield self._receive(window.popleft())
         for target in range(self.ranks.num_targets):
             self._give_credit(target, NO_MORE)
-        while self._credits:
-            self._settle("the end")
+        for settle in self._credits:
+            settle()
 
     def close(self) -> None:
         """Give no more credit; what is under way still arrives."""
         self._closing.set()
 
     def _give_credit(self, target: int, number: int) -> None:
-        credit = torch.tensor([number])
         rank = self.ranks.num_consumers + target
-        with self.ranks.waiting(self.ranks.name_of(rank), "a credit"):
-            handle = dist.isend(credit, rank, group=self.ranks.features)
-        self._credits.append((handle, credit))
-
-    def _settle(self, what: str) -> None:
-        handle, _ = self._credits.popleft()
-        with self.ranks.waiting("the target ranks", what):
-            handle.wait()
+        self._credits.append(self.ranks.post(torch.tensor([number]), rank, what="a credit"))
 
     def _receive(self, item: Ready) -> Ready:
         rank = self.ranks.num_consumers + item.work.target
@@ -117,54 +113,42 @@ class Receiver:
             dtype=self.dtype,
             device=self.ranks.device,
         )
-        with self.ranks.waiting(self.ranks.name_of(rank), what):
-            dist.recv(header, rank, group=self.ranks.features)
-            assert int(header[0]) == item.work.number, "both ends follow one plan"
-            if features_MF.numel():
-                dist.recv(features_MF, rank, group=self.ranks.features)
-            if features_MF.is_cuda:
-                torch.cuda.synchronize(features_MF.device)
-        self._settle(what)
+        self.ranks.receive(header, rank, what=what)
+        assert int(header[0]) == item.work.number, "both ends follow one plan"
+        if features_MF.numel():
+            self.ranks.receive(features_MF, rank, what=what)
+        self._credits.popleft()()
         return Ready(item.work, item.batch, features_MF, float(header[1]), int(header[2]))
 
 
-def send_features(ready: Stage[Ready], ranks: Ranks) -> float:
+def send_features(ready: Stage[Ready], ranks: Ranks) -> None:
     """Hand computed features over as credit comes, until all drafter ranks want no more.
 
     Args:
         ready: Micro-batches with their features, in order, worked ahead.
         ranks: This process among the others.
-
-    Returns:
-        Seconds spent waiting for credit.
     """
     wanting = set(range(ranks.num_consumers))
-    waited_s = 0.0
     for item in ready:
         consumer = item.work.consumer
         if consumer not in wanting:
             continue
-        what = f"the credit for step {item.work.step + 1}"
-        begin = time.perf_counter()
-        credit = _take_credit(consumer, ranks, what)
-        waited_s += time.perf_counter() - begin
+        credit = _take_credit(consumer, ranks, f"the credit for step {item.work.step + 1}")
         if credit == NO_MORE:
             wanting.discard(consumer)
             if not wanting:
-                return waited_s
+                return
             continue
         assert credit == item.work.number, "both ends follow one plan"
         _send(item, ready.num_waiting, ranks)
     for consumer in sorted(wanting):
         credit = _take_credit(consumer, ranks, "the end")
         assert credit == NO_MORE, "both ends follow one plan"
-    return waited_s
 
 
 def _take_credit(consumer: int, ranks: Ranks, what: str) -> int:
     credit = torch.empty(1, dtype=torch.int64)
-    with ranks.waiting(ranks.name_of(consumer), what):
-        dist.recv(credit, consumer, group=ranks.features)
+    ranks.receive(credit, consumer, what=what)
     return int(credit)
 
 
@@ -173,8 +157,6 @@ def _send(item: Ready, num_ahead: int, ranks: Ranks) -> None:
     consumer = item.work.consumer
     facts = [float(item.work.number), item.target_s, float(num_ahead)]
     what = f"the features of step {item.work.step + 1}"
-    with ranks.waiting(ranks.name_of(consumer), what):
-        header = torch.tensor(facts, dtype=torch.float64)
-        dist.send(header, consumer, group=ranks.features)
-        if item.features_MF.numel():
-            dist.send(item.features_MF.contiguous(), consumer, group=ranks.features)
+    ranks.send(torch.tensor(facts, dtype=torch.float64), consumer, what=what)
+    if item.features_MF.numel():
+        ranks.send(item.features_MF.contiguous(), consumer, what=what)

@@ -16,6 +16,7 @@ from dflash_core.draft.config import LossConfig
 from dflash_core.errors import ConfigError
 from dflash_core.target.loading import Target
 from dflash_core.training.feature_cache import FeatureCache
+from dflash_core.training.lane import wait_for_device
 from dflash_core.training.objective import MicroBatch
 
 __all__ = [
@@ -121,8 +122,7 @@ def timed(source: Any, micro_batch: MicroBatch, batch: DraftBatch) -> tuple[Tens
     """Return features and the seconds they took."""
     begin = time.perf_counter()
     features_MF = source(micro_batch, batch)
-    if features_MF.is_cuda:
-        torch.cuda.synchronize(features_MF.device)
+    wait_for_device(features_MF.device)
     return features_MF, time.perf_counter() - begin
 
 

@@ -51,7 +51,7 @@ class Pipeline:
             prepared(works, prepare),
             depth=depth,
             name="prefetch",
-            device=ranks.device,
+            lane=ranks.lane(),
             timeout_s=ranks.timeout_s,
         )
         self._incoming: Stage[Ready] | None = None
@@ -132,7 +132,7 @@ class Pipeline:
                 self._receiver.stream(self._prefetch),
                 depth=1,
                 name="receive",
-                device=self._ranks.device,
+                lane=self._ranks.lane(),
                 # So that the receiver's own sentence comes first.
                 timeout_s=self._ranks.timeout_s + 5,
             )

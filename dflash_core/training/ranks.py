@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dflash_core.errors import ConfigError, TrainingError
 from dflash_core.training.config import TopologyConfig, TrainingConfig
+from dflash_core.training.lane import Lane, wait_for_device
 from dflash_core.training.stop import die_with_launcher
 
 __all__ = ["Ranks", "device_of", "join_ranks"]
@@ -131,6 +132,58 @@ class Ranks:
         """
         self.any(False, what=what)
 
+    def all_sharing(self, value: bool, *, what: str) -> bool:
+        """Return whether a value is true on every rank that shares the target's layers.
+
+        Raises:
+            TrainingError: Another rank left or did not come within the timeout.
+        """
+        count = torch.tensor([float(value)])
+        with self.waiting("the ranks that share the target", what):
+            dist.all_reduce(count, group=self.sharing)
+        return int(count) == dist.get_world_size(self.sharing)
+
+    def lane(self) -> Lane:
+        """Return a queue for the device work of a stage on this rank."""
+        return Lane(self.device)
+
+    def post(self, tensor: Tensor, to: int, *, what: str) -> Callable[[], None]:
+        """Send a tensor on the host without waiting; return what waits until it has left.
+
+        Raises:
+            TrainingError: The other rank left; so does what is returned.
+        """
+        with self.waiting(self.name_of(to), what):
+            # The memory must stay until the tensor has left.
+            under_way = (dist.isend(tensor, to, group=self.features), tensor)
+
+        def settle() -> None:
+            handle, _ = under_way
+            assert handle is not None  # only ranks outside the group have none
+            with self.waiting(self.name_of(to), what):
+                handle.wait()
+
+        return settle
+
+    def send(self, tensor: Tensor, to: int, *, what: str) -> None:
+        """Send a tensor; what is launched later on this thread's lane comes after it.
+
+        Raises:
+            TrainingError: The other rank left or did not take it within the timeout.
+        """
+        with self.waiting(self.name_of(to), what):
+            dist.send(tensor, to, group=self.features)
+
+    def receive(self, tensor: Tensor, source: int, *, what: str) -> None:
+        """Fill a tensor with what another rank sends, and wait until it is here.
+
+        Raises:
+            TrainingError: The other rank left or did not send within the timeout.
+        """
+        with self.waiting(self.name_of(source), what):
+            dist.recv(tensor, source, group=self.features)
+            wait_for_device(tensor.device)
+
     @contextmanager
     def first_alone(self, *, what: str) -> Iterator[Callable[[], None]]:
         """Let rank 0 work for longer than the timeout while the others wait at the block's end.
@@ -232,6 +285,7 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     try:
         with ranks.waiting("the other ranks", "the start"):
             joined = _with_groups(ranks, timeout, config.topology)
+        _connect(joined)
         yield joined
     finally:
         dist.destroy_process_group()
@@ -249,6 +303,24 @@ def _join(ranks: Ranks, backend: str, timeout: timedelta) -> None:
         world_size=ranks.world_size,
         timeout=timeout,
     )
+
+
+def _connect(ranks: Ranks) -> None:
+    """Open the way between each two ranks that will talk, in one order on all of them.
+
+    NCCL makes a communicator, and takes its memory, when a pair first talks. Later, in the
+    threads that hand features over, pairs would meet in orders that depend on chance.
+    """
+    what = "the start"
+    token = torch.zeros(1, device=ranks.device)
+    for consumer in range(ranks.num_consumers):
+        for target in range(ranks.num_consumers, ranks.world_size):
+            if ranks.rank == target:
+                ranks.send(token, consumer, what=what)
+            elif ranks.rank == consumer:
+                ranks.receive(token, target, what=what)
+    if ranks.is_consumer:
+        ranks.add(token, what=what)
 
 
 def _with_groups(ranks: Ranks, timeout: timedelta, topology: TopologyConfig) -> Ranks:

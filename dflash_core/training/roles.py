@@ -138,7 +138,7 @@ def serve_target(
         preflight(epochs, target_run(layout, source, ranks.device), ranks)
 
     def stage(items, name: str) -> Stage:
-        return Stage(items, depth=depth, name=name, device=ranks.device, timeout_s=ranks.timeout_s)
+        return Stage(items, depth=depth, name=name, lane=ranks.lane(), timeout_s=ranks.timeout_s)
 
     in_step = _in_step(job, target, ranks)
     if in_step is None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -79,7 +78,7 @@ class InStep:
             source: Runs the target.
         """
         for item in items:
-            self._all_done(False)
+            self._ranks.all_sharing(False, what=FORWARD)
             if item is None:
                 self.idle()
                 continue
@@ -90,14 +89,8 @@ class InStep:
 
     def finish(self) -> None:
         """Enter rounds until no rank needs this one's share any more."""
-        while not self._all_done(True):
+        while not self._ranks.all_sharing(True, what=FORWARD):
             self.idle()
-
-    def _all_done(self, done: bool) -> bool:
-        count = torch.tensor([float(done)])
-        with self._ranks.waiting("the ranks that share the target", FORWARD):
-            dist.all_reduce(count, group=self._ranks.sharing)
-        return int(count) == dist.get_world_size(self._ranks.sharing)
 
 
 def laid_out(works: Iterable[Work | None], layout: Callable[[Any], Any]) -> Iterator[Ready | None]:

@@ -4,11 +4,10 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from typing import Generic, TypeVar
-
-import torch
+from typing import Any, Generic, TypeVar
 
 from dflash_core.errors import TrainingError
+from dflash_core.training.lane import Lane
 
 __all__ = ["Stage"]
 
@@ -29,7 +28,7 @@ class Stage(Generic[T]):
         items: What to run ahead; its errors come out here.
         depth: Results that may wait; the stage pauses when so many do.
         name: Name for error messages.
-        device: Device that the iterator works on.
+        lane: Where the iterator launches work on a device.
         timeout_s: Longest wait for a result.
 
     Attributes:
@@ -42,15 +41,15 @@ class Stage(Generic[T]):
         *,
         depth: int,
         name: str,
-        device: torch.device,
+        lane: Lane,
         timeout_s: float,
     ) -> None:
         self.busy_s = 0.0
         self._items = items
         self._name = name
-        self._device = device
+        self._lane = lane
         self._timeout_s = timeout_s
-        self._queue: queue.Queue[object] = queue.Queue(depth)
+        self._queue: queue.Queue[tuple[object, Any]] = queue.Queue(depth)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -65,18 +64,19 @@ class Stage(Generic[T]):
 
     def __next__(self) -> T:
         try:
-            found = self._queue.get(timeout=self._timeout_s)
+            found, mark = self._queue.get(timeout=self._timeout_s)
         except queue.Empty:
             raise TrainingError(
                 f"the {self._name} stage gave nothing for {self._timeout_s:g} s; look at the "
                 "storage of the token store, or raise training.timeout_s"
             ) from None
         if isinstance(found, _Raised):
-            self._queue.put(found)
+            self._queue.put((found, None))
             raise found.error
         if found is _END:
-            self._queue.put(_END)
+            self._queue.put((_END, None))
             raise StopIteration
+        self._lane.take_over(mark, found)
         return found  # type: ignore[return-value]
 
     def close(self, *, wait_s: float | None = None) -> None:
@@ -101,25 +101,24 @@ class Stage(Generic[T]):
             return
 
     def _run(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
         last: object = _END
         try:
-            while not self._closed.is_set():
-                begin = time.perf_counter()
-                item = next(self._items, _END)
-                self.busy_s += time.perf_counter() - begin
-                if item is _END:
-                    break
-                self._hand_over(item)
+            with self._lane.in_use():
+                while not self._closed.is_set():
+                    begin = time.perf_counter()
+                    item = next(self._items, _END)
+                    self.busy_s += time.perf_counter() - begin
+                    if item is _END:
+                        break
+                    self._hand_over(item, self._lane.mark())
         except BaseException as error:
             last = _Raised(error)
         self._hand_over(last)
 
-    def _hand_over(self, item: object) -> None:
+    def _hand_over(self, item: object, mark: Any = None) -> None:
         while not self._closed.is_set():
             try:
-                self._queue.put(item, timeout=POLL_S)
+                self._queue.put((item, mark), timeout=POLL_S)
             except queue.Full:
                 continue
             return

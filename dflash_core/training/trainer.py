@@ -174,8 +174,8 @@ class Trainer:
         for ready in pipeline.follow(works, self._objective.idle):
             self._learn(ready, sums)
         self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
-        flat = sums.flat.to(self._ranks.device)
-        sums.flat.copy_(self._ranks.add(flat, what=where))
+        # Between hosts, and first: who does not come is named, before a device waits for them.
+        self._ranks.add(sums.flat, what=where)
         self._gradients.add_up(self._ranks, what=where)
         self._monitor.reduced()
         rate = learning_rate(step, self._epochs.num_steps, self._job.training.optimizer)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from dflash_core.training.lane import wait_for_device
 from dflash_core.training.ranks import Ranks
 
 __all__ = ["fit_transfer", "time_transfer"]
@@ -36,8 +37,7 @@ def time_transfer(num_features: int, dtype: torch.dtype, ranks: Ranks) -> tuple[
                 with ranks.waiting(ranks.name_of(peer), "timing transfers"):
                     send_first = ranks.rank % 2 == 0
                     dist.send(features_MF, peer) if send_first else dist.recv(features_MF, peer)
-                if ranks.device.type == "cuda":
-                    torch.cuda.synchronize(ranks.device)
+                wait_for_device(ranks.device)
             times.append(time.perf_counter() - begin)
         seconds_RT[ranks.rank, place] = statistics.median(times)
     every = ranks.add(seconds_RT.to(ranks.device), what="timing transfers")

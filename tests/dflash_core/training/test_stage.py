@@ -7,12 +7,17 @@ import pytest
 import torch
 
 from dflash_core.errors import TrainingError
+from dflash_core.training.lane import Lane
 from dflash_core.training.stage import Stage
 
 
 def stage(items, *, depth=2, timeout_s=60.0):
     return Stage(
-        iter(items), depth=depth, name="prefetch", device=torch.device("cpu"), timeout_s=timeout_s
+        iter(items),
+        depth=depth,
+        name="prefetch",
+        lane=Lane(torch.device("cpu")),
+        timeout_s=timeout_s,
     )
 
 
