@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -147,10 +147,16 @@ class TrackingConfig(FrozenModel):
 class RetrainConfig(FrozenModel):
     """When a retrained drafter takes over."""
 
+    promote_by: Literal["tau", "speedup"] = "tau"
+    """What a challenger must beat the champion in: acceptance length, or wall-clock speed-up of
+    whole requests at the first of evaluation.batch_sizes."""
     min_gain: float = Field(default=0.01, ge=0)
-    """Acceptance length by which a challenger must beat the champion to be promoted."""
+    """By how much, in units of the same."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Confidence with which it must do so, by a paired bootstrap over prompts."""
+    """Confidence with which it must do so, by a paired bootstrap over prompts or timed batches."""
+    min_speedup: float = Field(default=0.0, ge=0)
+    """Least measured speed-up of a drafter that is promoted, the first one too; 1 refuses any that
+    is slower than plain decoding."""
     max_drift: float = Field(default=0.05, ge=0, le=1)
     """Largest distance of length distributions up to which the champion's edges are kept."""
 
@@ -187,6 +193,17 @@ class Settings(CorpusSettings):
     """Where results are recorded."""
     retrain: RetrainConfig = RetrainConfig()
     """When a retrained drafter takes over."""
+
+    @model_validator(mode="after")
+    def _speed_is_measured_where_it_counts(self) -> "Settings":
+        counts = self.retrain.promote_by == "speedup" or self.retrain.min_speedup > 0
+        if counts and not self.evaluation.compare_plain:
+            raise ValueError(
+                f"retrain.promote_by '{self.retrain.promote_by}' with retrain.min_speedup "
+                f"{self.retrain.min_speedup:g} needs a speed-up, which evaluation.compare_plain "
+                "false leaves unmeasured; set it to true"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fit_together(self) -> "Settings":

@@ -39,6 +39,6 @@ def evaluate_drafter(settings: Settings, drafter: Path | None = None) -> Accepta
             drafter = champion.drafter
         corpus = prepare_corpus(settings, folder)
         report = evaluate(settings, drafter, corpus.held_out)
-        run.log_metrics({"tau": report.tau, "tau_mean": report.overall.tau_mean})
+        run.log_metrics(report.metrics)
         run.log_json("acceptance.json", report.model_dump(mode="json"))
     return report

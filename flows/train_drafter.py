@@ -80,7 +80,7 @@ def _train(
             }
         )
         acceptance = evaluate(settings, drafter, corpus.held_out)
-        training.log_metrics({"tau": acceptance.tau, "tau_mean": acceptance.overall.tau_mean})
+        training.log_metrics(acceptance.metrics)
         training.log_json("acceptance.json", acceptance.model_dump(mode="json"))
         profile = profile_lengths(corpus.train, folder)
         version = register(settings, folder, drafter, acceptance, training, corpus.train, profile)

@@ -1,6 +1,5 @@
 """Real acceptance on held-out prompts."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from dflash_core.decoding import AcceptanceReport, Prompt, evaluate_drafter, sto
 from dflash_core.errors import TrainingError
 from dflash_core.export import load_checkpoint_drafter
 from dflash_core.target import load_target
-from tasks.console import announce, progress
+from tasks.console import OnProgress, announce, progress
 from tasks.gpu_pool import decoding_device
 
 __all__ = ["evaluate", "measure"]
@@ -35,23 +34,15 @@ def measure(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceRepo
     prompts = store_prompts(TokenStore.open(held_out))
     if sentence := other_encoder(drafter, encoder_in(held_out)):
         announce(sentence)
-    total = min(len(prompts), settings.evaluation.max_prompts or len(prompts))
-    done = 0
-    with decoding_device(settings) as device, progress("prompts decoded") as on_progress:
-
-        def on_prompts(count: int) -> None:
-            nonlocal done
-            done += count
-            on_progress(done, total)
-
-        report = _decode(settings, drafter, prompts, device, on_prompts)
-    announce(f"acceptance: tau {report.tau:.2f} over {report.overall.num_prompts} prompts")
-    exact = report.exactness
-    if exact is not None and exact.num_faults and settings.target.dtype == "float32":
+    with decoding_device(settings) as device, progress("texts decoded") as on_progress:
+        report = _decode(settings, drafter, prompts, device, on_progress)
+    announce(f"acceptance: {report.words}")
+    for speed in report.more_speeds:
+        announce(f"speed: {speed.words or f'{speed.speculative_tokens_per_s:,.0f} tokens/s'}")
+    if report.has_faults and report.exactness is not None:
         raise TrainingError(
-            f"{exact.num_faults} of {report.overall.num_prompts} texts differ from the target's "
-            f"own greedy text with a top-2 gap of up to {exact.largest_gap:.2g}; the limit is "
-            f"{exact.tie_gap:g} (evaluation.tie_gap)"
+            f"{report.exactness.words}; the limit of a tie is {report.exactness.tie_gap:g} of the "
+            "largest logit (evaluation.tie_gap)"
         )
     return report
 
@@ -61,7 +52,7 @@ def _decode(
     drafter: Path,
     prompts: list[Prompt],
     device: torch.device,
-    on_prompts: Callable[[int], None],
+    on_progress: OnProgress,
 ) -> AcceptanceReport:
     """Decode on a device; its models are gone when this returns."""
     target = load_target(settings.target, device=device)
@@ -70,5 +61,5 @@ def _decode(
         load_checkpoint_drafter(drafter).to(device, target.lm_head.weight.dtype),
         prompts,
         settings.evaluation,
-        on_prompts=on_prompts,
+        on_progress=on_progress,
     )

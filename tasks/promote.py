@@ -5,9 +5,9 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from configs.settings import Settings
+from configs.settings import RetrainConfig, Settings
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import compare_acceptance
+from dflash_core.decoding import AcceptanceReport, compare_drafters
 from dflash_core.profiling import LengthProfile, length_drift
 from dflash_core.reporting import RunSummary
 from tasks.console import announce
@@ -17,7 +17,7 @@ from tasks.run_folder import RunFolder
 
 BEATEN = f"{CHALLENGER}.reason"  # what set_alias writes on a challenger that lost
 
-__all__ = ["challenge", "find_champion", "is_news", "with_champion"]
+__all__ = ["challenge", "find_champion", "is_better", "is_news", "with_champion"]
 
 
 @task(name="find-champion", cache_policy=NO_CACHE)
@@ -31,10 +31,8 @@ def is_news(
     settings: Settings, folder: RunFolder, champion: Registered | None, store: Path
 ) -> bool:
     """Say whether no champion and no beaten challenger was trained on this corpus."""
-    if champion is None:
-        return True
     corpus = TokenStore.open(store).content_hash
-    if champion.tags.get("corpus") == corpus:
+    if champion is not None and champion.tags.get("corpus") == corpus:
         return False
     challenger = find_version(settings, CHALLENGER, folder.cache)
     if challenger is None:  # whoever promoted the champion by hand may have taken it away
@@ -82,28 +80,43 @@ def challenge(
         announce(words)
         return words
     assert trained.acceptance is not None
-    if champion is None:
-        return _crown(settings, challenger, "the first drafter of this model")
-    gain = compare_acceptance(
-        trained.acceptance,
-        measure(settings, champion.drafter, held_out),
-        confidence=settings.retrain.confidence,
-    )
-    margin = settings.retrain.min_gain
-    figures = (
-        f"tau {gain.challenger_tau:.3f} against {gain.champion_tau:.3f}, gain {gain.gain:+.3f} "
-        f"({gain.low:+.3f}..{gain.high:+.3f} at {gain.confidence:.0%}), margin {margin:g}"
-    )
-    if gain.is_better_by(margin):
-        return _crown(settings, challenger, figures)
-    words = f"version {champion.version} stays champion: {figures}"
-    set_alias(settings, CHALLENGER, challenger.version, reason=words)
+    serving = None if champion is None else measure(settings, champion.drafter, held_out)
+    better, figures = is_better(settings.retrain, trained.acceptance, serving)
+    if better:
+        words = f"version {challenger.version} is champion: {figures}"
+        set_alias(settings, CHAMPION, challenger.version, reason=words)
+    else:
+        stays = "there is no" if champion is None else f"version {champion.version} stays"
+        words = f"{stays} champion: {figures}"
+        set_alias(settings, CHALLENGER, challenger.version, reason=words)
     announce(words)
     return words
 
 
-def _crown(settings: Settings, challenger: Registered, reason: str) -> str:
-    words = f"version {challenger.version} is champion: {reason}"
-    set_alias(settings, CHAMPION, challenger.version, reason=words)
-    announce(words)
-    return words
+def is_better(
+    config: RetrainConfig, challenger: AcceptanceReport, champion: AcceptanceReport | None
+) -> tuple[bool, str]:
+    """Say whether a challenger is to serve, and why.
+
+    Args:
+        config: What counts, and how much of it.
+        challenger: What was measured of it.
+        champion: What was measured of who serves, None before there is one.
+
+    Raises:
+        DataError: The two cannot be compared.
+    """
+    better, figures = True, f"the first drafter of this model, {challenger.words}"
+    if champion is not None:
+        gain = compare_drafters(
+            challenger, champion, measure=config.promote_by, confidence=config.confidence
+        )
+        better = gain.is_better_by(config.min_gain)
+        figures = (
+            f"{gain.measure} {gain.challenger:.3f} against {gain.champion:.3f}, gain "
+            f"{gain.gain:+.3f} ({gain.low:+.3f}..{gain.high:+.3f} at {gain.confidence:.0%}), "
+            f"margin {config.min_gain:g}; {challenger.words}"
+        )
+    if (challenger.speedup or 0.0) < config.min_speedup:
+        return False, f"{figures}, under retrain.min_speedup {config.min_speedup:g}"
+    return better, figures

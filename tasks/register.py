@@ -41,13 +41,14 @@ def register(
         "encoder": encoded or None,
         "environment": environment(),
         "corpus": corpus,
-        "tau": acceptance.tau,
+        **acceptance.metrics,
         "settings": json.loads(settings.model_dump_json()),
     }
     shutil.rmtree(folder.export, ignore_errors=True)
     export_drafter(load_checkpoint_drafter(drafter), folder.export, manifest=made_of)
     run.log_files(atomic_write(folder.path / PROFILE_NAME, profile.to_json()))
-    tags = {"tau": f"{acceptance.tau:.4f}", "flow_run": folder.name, "corpus": corpus}
+    measured = {name: f"{value:.4f}" for name, value in acceptance.metrics.items()}
+    tags = {**measured, "flow_run": folder.name, "corpus": corpus}
     tags |= {f"encoder_{name}": value for name, value in encoded.items()}
     version = add_version(run, folder.export, settings.tracking, tags=tags)
     return f"{settings.tracking.model_name} version {version} (challenger)"

@@ -4,29 +4,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 from dflash_core.decoding.config import EvaluationConfig, Sampling
+from dflash_core.decoding.report import AcceptanceGroup, AcceptanceReport, Exactness, Speed
 
 if TYPE_CHECKING:
-    from dflash_core.decoding.acceptance import (
-        AcceptanceGroup,
-        AcceptanceReport,
-        Exactness,
-        evaluate_drafter,
-    )
-    from dflash_core.decoding.comparison import AcceptanceGain, compare_acceptance
+    from dflash_core.decoding.acceptance import evaluate_drafter
+    from dflash_core.decoding.comparison import Gain, compare_drafters
     from dflash_core.decoding.plain import generate, stop_tokens
     from dflash_core.decoding.prompts import Prompt, read_prompts, store_prompts
     from dflash_core.decoding.speculative import Generation, speculative_generate
 
 __all__ = [
-    "AcceptanceGain",
     "AcceptanceGroup",
     "AcceptanceReport",
     "EvaluationConfig",
     "Exactness",
+    "Gain",
     "Generation",
     "Prompt",
     "Sampling",
-    "compare_acceptance",
+    "Speed",
+    "compare_drafters",
     "evaluate_drafter",
     "generate",
     "read_prompts",
@@ -37,13 +34,10 @@ __all__ = [
 
 # These import torch, which settings do not need.
 _LAZY = {
-    "AcceptanceGain": "comparison",
-    "AcceptanceGroup": "acceptance",
-    "AcceptanceReport": "acceptance",
-    "Exactness": "acceptance",
     "Generation": "speculative",
     "Prompt": "prompts",
-    "compare_acceptance": "comparison",
+    "Gain": "comparison",
+    "compare_drafters": "comparison",
     "evaluate_drafter": "acceptance",
     "generate": "plain",
     "read_prompts": "prompts",

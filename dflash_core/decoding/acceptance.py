@@ -1,118 +1,35 @@
 """Acceptance by real speculative decoding, held against the target alone.
 
-Acceptance length is tokens committed per verification, the bonus token included. Two averages are
-in use and differ: pooled over all verifications (what sets the speed of a server), and the mean
-over texts of each text's own mean (what the paper's harness prints). Both are reported.
-
 Greedy output must be the target's own. In float32 a difference is a fault, unless the target's
 two best logits at the first divergence are closer than a block and a single-step forward can be
 expected to agree; in bfloat16 the share of identical texts is what can be said.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
-from dflash_core.config import FrozenModel
 from dflash_core.decoding.config import EvaluationConfig
-from dflash_core.decoding.plain import generate
 from dflash_core.decoding.prompts import Prompt
-from dflash_core.decoding.speculative import Generation, check_pair, speculative_generate
+from dflash_core.decoding.report import (
+    AcceptanceGroup,
+    AcceptanceReport,
+    Exactness,
+    Speed,
+    speed_facts,
+)
+from dflash_core.decoding.speculative import Generation, check_pair
+from dflash_core.decoding.timing import BothSides, decode_both
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DataError
+from dflash_core.threads import best_threads, cpu_threads
 
-__all__ = [
-    "AcceptanceGroup",
-    "AcceptanceReport",
-    "Exactness",
-    "evaluate_drafter",
-    "held_against_plain",
-]
+__all__ = ["evaluate_drafter", "held_against_plain"]
 
-
-class AcceptanceGroup(FrozenModel):
-    """Acceptance over some of the prompts."""
-
-    num_prompts: int
-    """Prompts of the group."""
-    num_tokens: int
-    """New tokens of all prompts."""
-    num_verifications: int
-    """Target forwards that verified a block."""
-    tau: float
-    """Acceptance length pooled over all verifications."""
-    tau_mean: float
-    """Mean over prompts of each prompt's mean acceptance length."""
-
-
-class Exactness(FrozenModel):
-    """Greedy texts with the drafter against the target's own."""
-
-    num_identical: int
-    """Prompts with the same text."""
-    num_ties: int
-    """Prompts that differ from a place on where the target's top two logits are too close."""
-    num_faults: int
-    """Prompts that differ otherwise."""
-    identical_share: float
-    """Share of prompts with the same text."""
-    largest_gap: float
-    """Largest distance of the target's top two logits at a first divergence."""
-    tie_gap: float
-    """Distance below which a divergence counts as a tie."""
-
-
-class AcceptanceReport(FrozenModel):
-    """What a drafter is worth on some prompts."""
-
-    overall: AcceptanceGroup
-    """Over all prompts."""
-    by_domain: dict[str, AcceptanceGroup] = Field(default_factory=dict)
-    """By the prompts' domain."""
-    by_prompt_length: dict[str, AcceptanceGroup] = Field(default_factory=dict)
-    """By the prompts' length in tokens."""
-    per_prompt: tuple[tuple[int, int], ...] = ()
-    """Tokens committed and verifications of each prompt, in the prompts' order."""
-    histogram: tuple[int, ...]
-    """Verifications that committed 1, 2, ... block_size tokens."""
-    block_size: int
-    """Block size of the drafter."""
-    max_new_tokens: int
-    """Most tokens generated for a prompt."""
-    batch_size: int
-    """Prompts decoded together."""
-    temperature: float
-    """0 is greedy."""
-    dtype: str
-    """Precision of the target."""
-    num_left_out: int = 0
-    """Prompts that do not fit into the target's positions with as many new tokens."""
-    served_as: str = "zlab"
-    """Layout whose servers were stood in for."""
-    exactness: Exactness | None = None
-    """Greedy only, when compared with plain decoding."""
-    speculative_tokens_per_s: float
-    """New tokens per second with the drafter, prompts' forwards included."""
-    plain_tokens_per_s: float | None = None
-    """New tokens per second of the target alone in the same run."""
-    speedup: float | None = None
-    """Ratio of the two."""
-
-    @property
-    def tau(self) -> float:
-        """Acceptance length pooled over all verifications."""
-        return self.overall.tau
-
-    @property
-    def has_faults(self) -> bool:
-        """Whether greedy texts in float32 differ from the target's own, ties set aside."""
-        exact = self.exactness
-        return self.dtype == "float32" and exact is not None and exact.num_faults > 0
+ABSURD = 1e30  # logits beyond are masks that a model puts on tokens, not measures of rounding
 
 
 def evaluate_drafter(
@@ -121,20 +38,17 @@ def evaluate_drafter(
     prompts: Sequence[Prompt],
     config: EvaluationConfig,
     *,
-    on_prompts: Callable[[int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
     on_round: Callable[[], None] | None = None,
 ) -> AcceptanceReport:
-    """Decode prompts with and without the drafter and report acceptance.
-
-    Plain and speculative decoding take turns batch by batch, so that a change of the machine's
-    load meets both alike.
+    """Decode prompts with and without the drafter and report acceptance, exactness and speed.
 
     Args:
         target: The target.
         drafter: Its drafter.
         prompts: What to continue.
         config: How long, how many, how sampled.
-        on_prompts: Called with the number of prompts that were just finished.
+        on_progress: Called with the number of texts that are finished, and that of all.
         on_round: Called before each verification, which is often.
 
     Raises:
@@ -144,42 +58,21 @@ def evaluate_drafter(
     check_pair(target, drafter)
     given = list(prompts)[: config.max_prompts]
     prompts = _fitting(target, given, config.max_new_tokens)
-    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row].token_ids))
-    drafted: dict[int, Generation] = {}
-    plain: dict[int, NDArray[np.int64]] = {}
-    seconds = {"drafted": 0.0, "plain": 0.0}
-    for start in range(0, len(order), config.batch_size):
-        rows = order[start : start + config.batch_size]
-        texts = [prompts[row].token_ids for row in rows]
-        begin = _now(target)
-        results = speculative_generate(
-            target,
-            drafter,
-            texts,
-            max_new_tokens=config.max_new_tokens,
-            batch_size=config.batch_size,
-            sampling=config.sampling,
-            seed=config.seed + start,
-            whole_head=config.served_as == "zlab",
-            on_round=on_round,
-        )
-        middle = _now(target)
-        drafted.update(zip(rows, results, strict=True))
-        seconds["drafted"] += middle - begin
-        if config.compare_plain:
-            alone = generate(
-                target,
-                texts,
-                max_new_tokens=config.max_new_tokens,
-                batch_size=config.batch_size,
-                sampling=config.sampling,
-                seed=config.seed + start,
-            )
-            plain.update(zip(rows, alone, strict=True))
-            seconds["plain"] += _now(target) - middle
-        if on_prompts is not None:
-            on_prompts(len(rows))
-    report = _report(target, drafter, prompts, config, drafted, plain, seconds)
+    sizes = list(dict.fromkeys(min(size, len(prompts)) for size in config.batch_sizes))
+    done = 0
+
+    def on_batch(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress is not None:
+            on_progress(done, len(prompts) * len(sizes))
+
+    listening = {"on_batch": on_batch, "on_round": on_round}
+    with cpu_threads(best_threads(target)):
+        measured = [
+            decode_both(target, drafter, prompts, config, size, **listening) for size in sizes
+        ]
+        report = _report(target, drafter, prompts, config, measured)
     return report.model_copy(update={"num_left_out": len(given) - len(prompts)})
 
 
@@ -213,11 +106,10 @@ def _report(
     drafter: DraftModel,
     prompts: Sequence[Prompt],
     config: EvaluationConfig,
-    drafted: dict[int, Generation],
-    plain: dict[int, NDArray[np.int64]],
-    seconds: dict[str, float],
+    measured: Sequence[BothSides],
 ) -> AcceptanceReport:
     block_size = drafter.spec.block_size
+    drafted = measured[0].drafted
     lengths = [length for g in drafted.values() for length in g.acceptance_lengths]
     domains: dict[str, list[int]] = {}
     sizes: dict[str, list[int]] = {}
@@ -225,14 +117,15 @@ def _report(
         domains.setdefault(prompts[row].domain, []).append(row)
         label = _length_label(len(prompts[row].token_ids), config.length_edges)
         sizes.setdefault(label, []).append(row)
-    num_drafted = sum(len(g.token_ids) for g in drafted.values())
-    num_plain = sum(len(text) for text in plain.values())
-    drafted_rate = num_drafted / seconds["drafted"]
-    plain_rate = num_plain / seconds["plain"] if plain else None
     exactness = None
-    if plain and config.sampling.temperature == 0:
-        exactness = held_against_plain(target, prompts, config, drafted, plain)
+    if config.compare_plain and config.sampling.temperature == 0:
+        exactness = held_against_plain(target, prompts, measured, tie_gap=config.tie_gap)
+    own, *more = (
+        speed_facts(found.batch_size, found.drafted_times, found.plain_times) for found in measured
+    )
     return AcceptanceReport(
+        **own,
+        more_speeds=tuple(Speed(**facts) for facts in more),
         overall=_group(drafted.values()),
         by_domain={name: _group(drafted[r] for r in rows) for name, rows in domains.items()},
         by_prompt_length={name: _group(drafted[r] for r in rows) for name, rows in sizes.items()},
@@ -243,14 +136,10 @@ def _report(
         histogram=tuple(np.bincount(lengths, minlength=block_size + 1)[1:].tolist()),
         block_size=block_size,
         max_new_tokens=config.max_new_tokens,
-        batch_size=config.batch_size,
         temperature=config.sampling.temperature,
         dtype=str(target.lm_head.weight.dtype).removeprefix("torch."),
         served_as=config.served_as,
         exactness=exactness,
-        speculative_tokens_per_s=drafted_rate,
-        plain_tokens_per_s=plain_rate,
-        speedup=None if plain_rate is None else drafted_rate / plain_rate,
     )
 
 
@@ -276,35 +165,36 @@ def _length_label(length: int, edges: Sequence[int]) -> str:
 
 
 def held_against_plain(
-    target: Any,
-    prompts: Sequence[Prompt],
-    config: EvaluationConfig,
-    drafted: dict[int, Generation],
-    plain: dict[int, NDArray[np.int64]],
+    target: Any, prompts: Sequence[Prompt], measured: Sequence[BothSides], *, tie_gap: float
 ) -> Exactness:
     """Compare greedy texts with the target's own.
 
     Args:
         target: The target.
         prompts: What was continued.
-        config: Names the gap that counts as a tie.
-        drafted: Text of each prompt with the drafter, by index.
-        plain: Text of each prompt by the target alone, by index.
+        measured: Texts of both sides at each batch size.
+        tie_gap: Distance of the top two logits, relative to the largest, below which either of
+            them may be chosen.
     """
-    gaps = []
-    for row, text in plain.items():
-        if np.array_equal(drafted[row].token_ids, text):
-            continue
-        gaps.append(_gap_at_divergence(target, prompts[row], drafted[row].token_ids, text))
-    num_ties = sum(gap < config.tie_gap for gap in gaps)
-    identical = len(plain) - len(gaps)
+    pairs = [
+        (prompts[row], found.drafted[row].token_ids, text)
+        for found in measured
+        for row, text in found.plain.items()
+    ]
+    gaps = [
+        _gap_at_divergence(target, prompt, drafted, plain)
+        for prompt, drafted, plain in pairs
+        if not np.array_equal(drafted, plain)
+    ]
+    num_ties = sum(gap < tie_gap for gap in gaps)
+    identical = len(pairs) - len(gaps)
     return Exactness(
         num_identical=identical,
         num_ties=num_ties,
         num_faults=len(gaps) - num_ties,
-        identical_share=identical / len(plain),
+        identical_share=identical / len(pairs),
         largest_gap=max(gaps, default=0.0),
-        tie_gap=config.tie_gap,
+        tie_gap=tie_gap,
     )
 
 
@@ -312,18 +202,19 @@ def held_against_plain(
 def _gap_at_divergence(
     target: Any, prompt: Prompt, drafted: NDArray[np.int64], plain: NDArray[np.int64]
 ) -> float:
-    """Return the distance of the target's top two logits where two texts part."""
+    """Return the distance of the target's top two logits where two texts part, see `tie_gap`.
+
+    Rounding errors of a logit grow with the hidden state and the head, so the largest logit of
+    either sign is the yardstick: a model that scales its logits moves both alike.
+    """
     shared = min(len(drafted), len(plain))
     differ = np.flatnonzero(drafted[:shared] != plain[:shared])
     first = int(differ[0]) if len(differ) else shared
     ids = np.concatenate([prompt.token_ids, plain[:first]]).astype(np.int64)
     device = target.lm_head.weight.device
     output = target.model(input_ids=torch.from_numpy(ids)[None].to(device), logits_to_keep=1)
-    top = output.logits[0, -1].float().topk(2).values
-    return float(top[0] - top[1])
-
-
-def _now(target: Any) -> float:
-    if target.lm_head.weight.is_cuda:
-        torch.cuda.synchronize(target.lm_head.weight.device)
-    return time.perf_counter()
+    logits_V = output.logits[0, -1].float()
+    top = logits_V.topk(2).values
+    sizes_V = logits_V.abs()
+    largest = sizes_V[sizes_V < ABSURD].max()
+    return float((top[0] - top[1]) / largest) if largest > 0 else 0.0

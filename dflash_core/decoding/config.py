@@ -1,6 +1,6 @@
 """Settings of decoding and of the acceptance measurement."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,8 +27,9 @@ class EvaluationConfig(FrozenModel):
     """Most tokens generated for a prompt."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Measure on the first prompts only."""
-    batch_size: int = Field(default=1, ge=1)
-    """Prompts decoded together; 1 is what wall-clock speed-up is usually stated for."""
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
+    """Prompts decoded together, no more than there are; speed is measured at each. Acceptance is
+    that of the first; 1 is what wall-clock speed-up is usually stated for."""
     sampling: Sampling = Sampling()
     """Greedy by default, which is then held against the target alone."""
     seed: int = Field(default=0, ge=0)
@@ -38,7 +39,8 @@ class EvaluationConfig(FrozenModel):
     propose from the target's whole head all the same, those of speculators from the reduced one."""
     compare_plain: bool = True
     """Also decode without the drafter: exactness when greedy, and the wall-clock speed-up."""
-    tie_gap: float = Field(default=1e-4, ge=0)
-    """A greedy difference is no fault in float32 where the target's top two logits are closer."""
+    tie_gap: float = Field(default=1e-5, ge=0, lt=1)
+    """A greedy difference is no fault in float32 where the target's top two logits are closer than
+    this share of the largest."""
     length_edges: tuple[int, ...] = (64, 256, 1024)
     """Prompt lengths in tokens between which acceptance is reported apart."""

@@ -17,8 +17,6 @@ __all__ = ["generate", "left_padded", "length_batches", "stop_tokens"]
 
 TokenIds = NDArray[np.integer] | Sequence[int]
 
-RETIRE_SHARE = 0.25  # finished rows leave the batch when they are this share of it
-
 
 def generate(
     target: Any,
@@ -31,6 +29,7 @@ def generate(
     seed: int = 0,
     stop_token_ids: Sequence[int] | None = None,
     on_batch: Callable[[int], None] | None = None,
+    on_round: Callable[[], None] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Continue prompts, in batches of like length, with a key-value cache.
 
@@ -45,6 +44,7 @@ def generate(
         seed: Seed of sampling.
         stop_token_ids: Tokens that end a text; the target's own when not given.
         on_batch: Called after each batch with the number of prompts it finished.
+        on_round: Called before each forward of a batch but that of its prompts.
 
     Returns:
         New tokens of each prompt, in the prompts' order, a stop token included.
@@ -65,6 +65,7 @@ def generate(
             repetition_penalty,
             torch.tensor(stops, device=device, dtype=torch.long),
             generator,
+            on_round,
         )
         for row, text in zip(rows, texts, strict=True):
             results[row] = text
@@ -116,6 +117,7 @@ def _generate_batch(
     repetition_penalty: float,
     stops: Tensor,
     generator: torch.Generator,
+    on_round: Callable[[], None] | None,
 ) -> list[NDArray[np.int64]]:
     cache = DecodingCache(target, len(prompts))
     ids_BT, real_BT = left_padded(prompts, cache.device)
@@ -126,7 +128,6 @@ def _generate_batch(
     texts_BT = torch.zeros(len(prompts), max_new_tokens, dtype=torch.long, device=cache.device)
     lengths = np.full(len(prompts), max_new_tokens)
     rows_R = torch.arange(len(prompts), device=cache.device)
-    running_R = torch.ones_like(rows_R, dtype=torch.bool)
     for step in range(max_new_tokens):
         if repetition_penalty != 1:
             rarer_RV = torch.where(
@@ -138,17 +139,18 @@ def _generate_batch(
         else:
             tokens_R = draw(probabilities(logits_BV, sampling), generator)
         texts_BT[rows_R, step] = tokens_R
-        said_RV[torch.arange(len(rows_R)), tokens_R] = True
-        ended_R = running_R & torch.isin(tokens_R, stops)
-        lengths[rows_R[ended_R].cpu().numpy()] = step + 1
-        running_R &= ~ended_R
+        said_RV.scatter_(1, tokens_R[:, None], True)
+        running_R = ~torch.isin(tokens_R, stops)
+        lengths[rows_R[~running_R].cpu().numpy()] = step + 1
         if not running_R.any() or step + 1 == max_new_tokens:
             break
-        if (~running_R).sum() >= RETIRE_SHARE * len(running_R):
+        if not running_R.all():
+            # At once, as with a drafter: else the end of a batch costs the one side more.
             cache.select(running_R)
             tokens_R, rows_R = tokens_R[running_R], rows_R[running_R]
             said_RV = said_RV[running_R]
-            running_R = running_R[running_R]
+        if on_round is not None:
+            on_round()
         logits_BV = cache.verify(tokens_R[:, None])[:, -1]
         cache.commit(torch.ones_like(tokens_R[:, None], dtype=torch.bool))
     texts = texts_BT.cpu().numpy()

@@ -11,6 +11,7 @@ from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt, seed_of
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.plain import generate, stop_tokens
+from dflash_core.threads import best_threads, cpu_threads
 
 __all__ = ["target_generate", "to_answer"]
 
@@ -30,6 +31,7 @@ def target_generate(
         seed: Seed of sampling.
     """
     stops = stop_tokens(target)
+    num_threads = best_threads(target)
 
     def chosen(name: str, neutral: float) -> Any:
         own = getattr(target.model.generation_config, name, None)
@@ -43,16 +45,17 @@ def target_generate(
         ids = [encoder.encode_prompt(p.messages, tools=p.tools or None) for p in prompts]
         texts: dict[int, NDArray[np.int64]] = {}
         for rows in _batches([len(prompt) for prompt in ids], config):
-            made = generate(
-                target,
-                [ids[row] for row in rows],
-                max_new_tokens=config.max_new_tokens,
-                batch_size=len(rows),
-                sampling=sampling,
-                repetition_penalty=chosen("repetition_penalty", 1.0),
-                seed=seed_of(seed, *((row, prompts[row].name) for row in rows)),
-                stop_token_ids=stops,
-            )
+            with cpu_threads(num_threads):
+                made = generate(
+                    target,
+                    [ids[row] for row in rows],
+                    max_new_tokens=config.max_new_tokens,
+                    batch_size=len(rows),
+                    sampling=sampling,
+                    repetition_penalty=chosen("repetition_penalty", 1.0),
+                    seed=seed_of(seed, *((row, prompts[row].name) for row in rows)),
+                    stop_token_ids=stops,
+                )
             texts.update(zip(rows, made, strict=True))
         return [
             to_answer(encoder, prompt, texts[row].tolist(), stops)

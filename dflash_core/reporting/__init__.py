@@ -16,6 +16,7 @@ from dflash_core.reporting.tables import (
     accuracy_table,
     headline,
     markdown,
+    speed_table,
     strategy_table,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "length_figure",
     "markdown",
     "render_page",
+    "speed_table",
     "strategy_figure",
     "strategy_table",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from dflash_core.decoding.acceptance import AcceptanceReport
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.reporting.summary import ProfileFacts, StrategyFacts, TrainingFacts
 
 __all__ = [

@@ -18,6 +18,7 @@ from dflash_core.reporting.tables import (
     acceptance_table,
     accuracy_table,
     headline,
+    speed_table,
     strategy_table,
 )
 
@@ -79,7 +80,8 @@ def render_page(summary: RunSummary) -> str:
     if summary.acceptance is not None:
         parts += [
             "<h2>Acceptance by real speculative decoding</h2>",
-            _table(acceptance_table(summary)),
+            _table(acceptance_table(summary.acceptance)),
+            _table(speed_table(summary.acceptance)),
             _figure(
                 acceptance_figure(summary.acceptance),
                 "Tokens committed per target forward, the bonus token included.",

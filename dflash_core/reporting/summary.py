@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
-from dflash_core.decoding.acceptance import AcceptanceReport
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.throughput.accuracy import Accuracy
 from dflash_core.throughput.gate import GateResult
 from dflash_core.throughput.prediction import Prediction

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.reporting.summary import RunSummary
 from dflash_core.throughput.accuracy import Accuracy
 
@@ -11,6 +12,7 @@ __all__ = [
     "accuracy_table",
     "headline",
     "markdown",
+    "speed_table",
     "strategy_table",
 ]
 
@@ -81,20 +83,39 @@ def accuracy_table(accuracy: Accuracy) -> Table:
     return Table(headings, tuple(rows))
 
 
-def acceptance_table(summary: RunSummary) -> Table:
+def acceptance_table(acceptance: AcceptanceReport) -> Table:
     """Return acceptance overall, by domain and by prompt length."""
     headings = ("prompts", "number", "tau pooled", "tau mean of means", "new tokens")
-    found = summary.acceptance
-    if found is None:
-        return Table(headings, ())
     groups = {
-        "all": found.overall,
-        **{f"domain {name}": group for name, group in found.by_domain.items()},
-        **{f"prompt {name} tokens": group for name, group in found.by_prompt_length.items()},
+        "all": acceptance.overall,
+        **{f"domain {name or '-'}": group for name, group in acceptance.by_domain.items()},
+        **{f"{name} tokens": group for name, group in acceptance.by_prompt_length.items()},
     }
     rows = [
-        (name, f"{g.num_prompts}", f"{g.tau:.2f}", f"{g.tau_mean:.2f}", f"{g.num_tokens:,}")
+        (name, f"{g.num_prompts:,}", f"{g.tau:.2f}", f"{g.tau_mean:.2f}", f"{g.num_tokens:,}")
         for name, g in groups.items()
+    ]
+    return Table(headings, tuple(rows))
+
+
+def speed_table(acceptance: AcceptanceReport) -> Table:
+    """Return speed with and without the drafter at each batch size."""
+    headings = ("batch size", "tokens/s", "without drafter", "speed-up", "after prompts", "")
+    rows = [
+        (
+            f"{speed.batch_size}",
+            f"{speed.speculative_tokens_per_s:,.0f}",
+            *(
+                "-" if value is None else form.format(value)
+                for value, form in (
+                    (speed.plain_tokens_per_s, "{:,.0f}"),
+                    (speed.speedup, "{:.2f}x"),
+                    (speed.decode_speedup, "{:.2f}x"),
+                )
+            ),
+            "slower than plain decoding" if speed.is_slower else "",
+        )
+        for speed in acceptance.speeds
     ]
     return Table(headings, tuple(rows))
 
@@ -130,23 +151,10 @@ def headline(summary: RunSummary) -> list[tuple[str, str]]:
         if training.memory:
             lines.append(("memory", training.memory))
     if acceptance is not None:
-        speed = "" if acceptance.speedup is None else f", {acceptance.speedup:.2f}x plain decoding"
-        lines.append(
-            (
-                "acceptance",
-                f"tau {acceptance.tau:.2f} pooled, {acceptance.overall.tau_mean:.2f} mean of "
-                f"means, over {acceptance.overall.num_prompts} prompts{speed}",
-            )
-        )
-        exact = acceptance.exactness
-        if exact is not None:
-            lines.append(
-                (
-                    "exactness",
-                    f"{exact.num_identical} of {acceptance.overall.num_prompts} texts identical to "
-                    f"plain greedy, {exact.num_ties} ties, {exact.num_faults} faults",
-                )
-            )
+        lines.append(("acceptance", acceptance.words))
+        lines.extend(("speed", speed.words) for speed in acceptance.more_speeds if speed.words)
+        if acceptance.exactness is not None:
+            lines.append(("exactness", acceptance.exactness.words))
         if corpus.encoder:
             lines.append(("encoder", f"{corpus.thinking} ({corpus.encoder[:8]})"))
     if summary.model_version:

@@ -240,7 +240,16 @@ class Ranks:
 
 
 def device_of(config: TrainingConfig) -> torch.device:
-    """Return where this process computes."""
+    """Return where this process computes.
+
+    Raises:
+        ConfigError: That is a GPU, and there is none.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "training.device is 'cuda' but torch finds no GPU on this machine; set it to 'cpu' or "
+            "leave it out"
+        )
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local) if cuda else torch.device("cpu")

@@ -283,7 +283,7 @@ def _acceptance(
     validation = job.training.validation
     config = EvaluationConfig(
         max_new_tokens=validation.max_new_tokens,
-        batch_size=validation.num_prompts,
+        batch_sizes=(validation.num_prompts,),
         compare_plain=False,
     )
     prompts = [

@@ -32,7 +32,7 @@ def settings(tiny_settings: MakeSettings, tiny_parts: Path, tmp_path: Path) -> S
 def test_promote_then_skip_then_keep_the_champion(settings: Settings) -> None:
     first = retrain(settings, return_state=True)
     assert first.is_completed(), first.message
-    assert first.result() == "version 1 is champion: the first drafter of this model"
+    assert first.result().startswith("version 1 is champion: the first drafter of this model, tau ")
 
     second = retrain(settings, return_state=True)
     assert (second.type.value, second.name) == ("COMPLETED", "Skipped")

@@ -11,8 +11,11 @@ from dflash_core.decoding import (
     Sampling,
     evaluate_drafter,
     generate,
+    timing,
 )
 from dflash_core.decoding.acceptance import held_against_plain
+from dflash_core.decoding.report import BatchTime, Speed, speed_facts
+from dflash_core.decoding.timing import BothSides
 from dflash_core.errors import DataError, DraftError
 from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
 
@@ -38,7 +41,7 @@ def prompts():
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_report_adds_up_and_greedy_output_is_exact(target, drafter, prompts, batch_size):
-    config = EvaluationConfig(max_new_tokens=20, batch_size=batch_size)
+    config = EvaluationConfig(max_new_tokens=20, batch_sizes=(batch_size,))
     report = evaluate_drafter(target, drafter, prompts, config)
     overall = report.overall
     assert overall.num_prompts == 4
@@ -57,15 +60,68 @@ def test_report_adds_up_and_greedy_output_is_exact(target, drafter, prompts, bat
     assert type(report).model_validate_json(report.model_dump_json()) == report
 
 
+def both(drafted, plain):
+    return [BothSides(1, drafted={0: Generation(drafted, (7,))}, plain={0: plain})]
+
+
 def test_a_text_that_is_not_the_targets_own_is_a_fault(target, prompts):
     """The comparison itself: a wrong token in one text is found, with the gap where it parts."""
     (text,) = generate(target, [prompts[0].token_ids], max_new_tokens=8)
     wrong = text.copy()
     wrong[3] = (wrong[3] + 1) % MASK
-    drafted = {0: Generation(wrong, (7,))}
-    found = held_against_plain(target, prompts, EvaluationConfig(), drafted, {0: text})
+    found = held_against_plain(target, prompts, both(wrong, text), tie_gap=1e-5)
     assert (found.num_identical, found.num_ties, found.num_faults) == (0, 0, 1)
     assert found.largest_gap > found.tie_gap
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_tie_is_relative_to_the_largest_logit(prompts, scale):
+    """A model that scales its logits, as Granite and Cohere do, has the same ties."""
+    target = small_target()
+    (text,) = generate(target, [prompts[0].token_ids], max_new_tokens=4)
+    other = text.copy()
+    other[2] = (other[2] + 1) % MASK
+    gap = held_against_plain(target, prompts, both(other, text), tie_gap=0).largest_gap
+    target.lm_head.weight.mul_(scale)
+    for tie_gap, num_ties in ((gap * 0.99, 0), (gap * 1.01, 1)):
+        assert held_against_plain(target, prompts, both(other, text), tie_gap=tie_gap).num_ties == (
+            num_ties
+        )
+
+
+def test_both_sides_decode_the_same_requests_by_turns(target, drafter, prompts, monkeypatch):
+    """A warm-up each, then batch by batch, the other side first every time; full batches timed."""
+    calls = []
+
+    def listening(name, decode):
+        def call(*given, max_new_tokens, **more):
+            calls.append((name, len(given[-1]), max_new_tokens))
+            return decode(*given, max_new_tokens=max_new_tokens, **more)
+
+        return call
+
+    for name in ("generate", "speculative_generate"):
+        decode = getattr(timing, name)
+        monkeypatch.setattr(timing, name, listening(name[0], decode))
+    config = EvaluationConfig(max_new_tokens=10, batch_sizes=(2, 3, 9))
+    report = evaluate_drafter(target, drafter, prompts, config)
+    of_two, of_three = calls[:6], calls[6:12]
+    assert of_two == [("s", 2, 8), ("g", 2, 8), *[(side, 2, 10) for side in "sggs"]]
+    assert of_three[2:] == [("s", 3, 10), ("g", 3, 10), ("g", 1, 10), ("s", 1, 10)]
+    assert [speed.batch_size for speed in report.speeds] == [2, 3, 4]
+    assert [len(speed.plain_batches) for speed in report.speeds] == [2, 1, 1]
+    assert {"speedup", "speedup_at_3", "decode_speedup_at_4"} < set(report.metrics)
+    assert report.exactness is not None
+    assert report.exactness.num_identical + report.exactness.num_ties == 12
+
+
+def test_speed_up_is_of_whole_requests_and_of_decoding_alone():
+    """Prompts take 1 s on each side; with the drafter 3 more tokens take 1 s, without it 3 s."""
+    fast, slow = (BatchTime(num_tokens=4, prompt_s=1, decode_s=s) for s in (1, 3))
+    speed = Speed(**speed_facts(1, [fast, fast], [slow, slow]))
+    assert (speed.speedup, speed.decode_speedup) == (2, 3)
+    assert "slower" not in speed.words
+    assert Speed(**speed_facts(1, [slow], [fast])).words.endswith("slower than plain decoding")
 
 
 def test_in_bfloat16_a_difference_is_reported_and_no_fault(prompts):

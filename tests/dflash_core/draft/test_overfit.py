@@ -101,7 +101,7 @@ def test_an_overfitted_drafter_drafts_whole_blocks_and_needs_its_context(target,
     drafter, losses = train(target, texts)
     assert losses[0] < math.log(VOCABULARY) + 1.5
     prompts = [Prompt(prompt) for prompt in texts[0]]
-    config = EvaluationConfig(max_new_tokens=NEW_TOKENS, batch_size=8)
+    config = EvaluationConfig(max_new_tokens=NEW_TOKENS, batch_sizes=(8,))
     report = evaluate_drafter(target, drafter, prompts, config)
     assert report.exactness is not None
     assert report.exactness.num_faults == 0

@@ -45,11 +45,24 @@ def test_programs_read_one_report(folders, capsys):
     assert report["overall"]["tau"] >= 1
 
 
-def test_people_read_acceptance_and_speed(folders, capsys):
-    assert main(words(folders, "--device", "cpu", "--max-prompts", "1")) == 0
+def test_people_read_acceptance_and_speed_at_each_batch_size(folders, tmp_path, capsys):
+    """Settings come from a file, from words of theirs and from short words, the last one wins."""
+    file = tmp_path / "run.toml"
+    file.write_text('[target]\npath = "nowhere"\n[evaluation]\nmax_new_tokens = 3\n')
+    more = ["--config", str(file), "--batch-sizes", "1,2", "--evaluation.max_prompts=2"]
+    assert main(words(folders, "--device", "cpu", *more)) == 0
     shown = capsys.readouterr().out
-    assert "identical to the target alone: 1 of 1" in shown
-    assert "without drafter" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert "2 of 2 texts" not in shown and "4 of 4 texts identical to the target alone" in shown
+    table = [row for row in rows if row[1:] and row[-1].endswith(("x", "decoding"))][:2]
+    assert [row[0] for row in table] == ["1", "2"]
+    assert "x plain decoding at batch size 1" in shown
+
+
+def test_a_target_must_be_named(folders, capsys):
+    given = ["--drafter", str(folders / "drafter"), "--prompts", str(folders / "prompts.jsonl")]
+    assert main(["evaluate", *given]) == 2
+    assert "no target is named; give --target DIR" in capsys.readouterr().err
 
 
 def test_a_measurement_is_seen_even_if_the_disk_is_full(folders, tmp_path, capsys, monkeypatch):
@@ -139,10 +152,12 @@ def test_a_drafter_that_is_wrong_is_one_sentence(folders, tmp_path, capsys, chan
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
-        ("--device", "tpu", "--device tpu is not on this machine"),
+        ("--device", "tpu", "training.device: Input should be 'auto', 'cpu' or 'cuda'"),
+        ("--device", "cuda", "training.device is 'cuda' but torch finds no GPU"),
+        ("--target.attentoin", "sdpa", "unrecognized arguments: --target.attentoin sdpa"),
         ("--max-new-tokens", "1", "max_new_tokens"),
         ("--temperature", "-1", "temperature"),
-        ("--batch-size", "0", "batch_size"),
+        ("--batch-sizes", "8,0", "evaluation.batch_sizes.1: Input should be greater than"),
         ("--out", "/", "/ is a folder"),
         ("--out", "/proc/version/report", "/proc/version cannot be used: File exists"),
     ],
