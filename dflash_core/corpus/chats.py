@@ -206,7 +206,9 @@ def _from_turns(row: Any) -> list[Conversation]:
     if values is None:
         raise DataError(f"has no list of messages under any of {', '.join(LISTS)}")
     messages = _messages(values) if _values(row) else _questions(values)
-    return _conversation(_with_system(row, _continued(messages, row)))
+    said = _with_system(row, _continued(messages, row))
+    # What a target answered is its own text, where it said nothing but the end of its turn too.
+    return [Conversation(tuple(said))] if "regenerated" in row else _conversation(said)
 
 
 def _questions(turns: list[Any]) -> Messages:

@@ -246,3 +246,12 @@ def test_conversations_of_files_are_named_by_file_and_line(tmp_path: Path) -> No
     path.write_text('{"question": "q", "answer": "a"}\n{broken\n{"text": "t"}\n{"turns": ["x"]}\n')
     found = list(iter_conversations([path], PrepareConfig()))
     assert [(item.row_id, item.domain) for item in found] == [("a/1", "a"), ("a/4", "a")]
+
+
+@pytest.mark.parametrize("said", ["", "\n\n"])
+def test_an_answer_of_nothing_is_the_targets_own(tmp_path: Path, said: str) -> None:
+    chats = [conversation(user("a"), assistant("old"))]
+    out = tmp_path / "r.jsonl"
+    regenerate_chats(chats, lambda asked: [Answer(said, "stop", 1)], out, facts=FACTS)
+    (again,) = convert_row(rows(out)[0])
+    assert again.messages[-1] == {"role": "assistant", "content": said}
