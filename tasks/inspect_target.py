@@ -4,11 +4,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
-from dflash_core.decoding.cache import check_decodable
 from dflash_core.draft import draft_spec
 from dflash_core.errors import ConfigError
 from dflash_core.target import load_target
-from dflash_core.target.loading import text_config
 from tasks.console import announce
 
 __all__ = ["inspect_target"]
@@ -19,7 +17,7 @@ def inspect_target(settings: Settings) -> str:
     """Load the target, check that the drafter fits it, and return it in words.
 
     Raises:
-        TargetError: The folder is no target model, its layers do not fit, or it cannot be decoded.
+        TargetError: The folder is no target model, or its layers do not fit.
         DraftError: The drafter's settings do not fit the target.
         ConfigError: It is not a drafter that would be trained.
     """
@@ -28,7 +26,6 @@ def inspect_target(settings: Settings) -> str:
             "training.objective is 'target', but a flow calibrates, trains and registers drafters; "
             "set it to 'draft', or train the target with dflash-flow train"
         )
-    check_decodable(text_config(settings.target))  # as the end of the flow will
     target = load_target(settings.target)
     draft_spec(settings.draft, target)
     parameters = sum(parameter.numel() for parameter in target.model.parameters())

@@ -25,7 +25,7 @@ from dflash_core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatEncoder", "EncodedChat", "Supervise", "encode_chat"]
+__all__ = ["ChatEncoder", "EncodedChat", "Supervise", "encode_chat", "encoder_of"]
 
 Supervise = Literal["all_turns", "last_turn_only"]
 
@@ -146,6 +146,12 @@ class ChatEncoder:
     def vocab_size(self) -> int:
         """Number of token ids, added tokens included."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens by which the template ends an answer."""
+        ids = (self._backend.token_to_id(token) for token in self.finder.end_tokens)
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
     def digest(self) -> str:
@@ -308,11 +314,20 @@ def encode_chat(
         ConfigError: The tokenizer has no chat template or is not a fast one.
         DataError: The conversation cannot be rendered, or the template drops a part of it.
     """
+    encoded = encoder_of(tokenizer).encode(messages, supervise=supervise, tools=tools)
+    return encoded.input_ids, encoded.loss_mask
+
+
+def encoder_of(tokenizer: "PreTrainedTokenizerBase") -> ChatEncoder:
+    """Return the encoder of a tokenizer with its own template, made once.
+
+    Raises:
+        ConfigError: The tokenizer has no chat template or is not a fast one.
+    """
     encoder = _ENCODERS.get(tokenizer)
     if encoder is None:
         encoder = _ENCODERS[tokenizer] = ChatEncoder(tokenizer)
-    encoded = encoder.encode(messages, supervise=supervise, tools=tools)
-    return encoded.input_ids, encoded.loss_mask
+    return encoder
 
 
 def _check_characters(text: str) -> None:

@@ -76,6 +76,7 @@ class TurnFinder:
         self._control = re.compile(pattern or r"(?!)")
         self._skeletons: dict[tuple[object, ...], _Skeleton] = {}
         self._prompts: list[str] | None = None
+        self._closing = ""  # behind the last answer, where the template writes no end
         self.end_tokens = self._find_end_tokens()
         self._end = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self.end_tokens)) or '(?!)'})")
 
@@ -109,8 +110,12 @@ class TurnFinder:
             spans = self._walk(text, messages, skeleton)
             if spans is None:
                 spans = self._locate_each(text, messages, tools)
-        spans = _without_weightless(spans, messages)
-        return Rendering(text, spans, self._foreign_controls(text, messages, tools, skeleton))
+        controls = self._foreign_controls(text, messages, tools, skeleton)
+        goes_on = any(messages[-1].get(name) for name in ("cut_off", "tool_calls"))
+        if self._closing and not goes_on and spans and spans[-1][1] == len(text):
+            text += self._closing
+            spans[-1] = spans[-1][0], len(text)
+        return Rendering(text, _without_weightless(spans, messages), controls)
 
     def render_prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
@@ -254,18 +259,33 @@ class TurnFinder:
         """Return the control tokens by which the template closes assistant turns.
 
         Nothing follows the last answer of a conversation but its end. Behind an earlier answer the
-        next turn's opening follows too, which the generation prompt tells apart.
+        next turn's opening follows too, which the generation prompt tells apart. Where nothing at
+        all follows the last answer, it ends with the token that opens the next turn, as GLM's do
+        (``<|user|>`` and ``<|observation|>`` in its generation_config.json): the target writes
+        it, so it is supervised, behind the last answer as if a user went on.
         """
         user = {"role": "user", "content": _placeholder(0)}
         answer = {"role": "assistant", "content": _placeholder(1)}
         last = self._control_behind_answer([user, answer])
-        if last is None:
-            return []
         again = {"role": "user", "content": _placeholder(2)}
         earlier = self._control_behind_answer([user, answer, again])
+        if last is None:
+            own = PLACEHOLDER.split(self.template.render([user, answer]))[2]
+            if earlier is None or earlier in own:
+                return []
+            self._closing = earlier
+            return sorted({earlier, *self._openings_of_tools([user, answer])})
         opening = "".join(self._generation_prompts())
         found = {last} if earlier is None or earlier in opening else {last, earlier}
         return sorted(found)
+
+    def _openings_of_tools(self, messages: Sequence[Message]) -> list[str]:
+        result = {"role": "tool", "content": _placeholder(2)}
+        try:
+            token = self._control_behind_answer([*messages, result])
+        except DataError:  # no tools here
+            return []
+        return [] if token is None else [token]
 
     def _control_behind_answer(self, messages: Sequence[Message]) -> str | None:
         text = self.template.render(messages)

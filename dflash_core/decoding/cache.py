@@ -5,66 +5,91 @@ mask of valid columns covers them; columns that no row needs are cut at once, an
 grown to a quarter the rows are pushed together again. Both caches hold the same columns: the
 committed tokens before the newest one.
 
+Layers that keep a running state (linear attention, Mamba, convolutions) cannot forget: where a
+draft was refused, their state before the block is put back and the accepted tokens run once more.
+The library's own `crop` takes back convolutions only, not recurrent states (transformers 5.24,
+`LinearAttentionCacheLayerMixin.is_croppable`). That is exact, for one text at a time, and costs a
+second forward, which servers do not need: measured speed-ups are lower than theirs.
+
 Legend: B rows, L cached columns, K new tokens, F features, V vocabulary, H heads, E head width.
 """
 
+import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from dflash_core.draft.attention import visible_block
 from dflash_core.draft.model import DraftModel, KeyValue
 from dflash_core.errors import TargetError
 from dflash_core.target.families import target_traits
 
-__all__ = ["DecodingCache", "check_decodable"]
+__all__ = ["DecodingCache", "takes_padding"]
 
 HOLES = 0.25
 SPARE_COLUMNS = 16
+COLUMNS = (DynamicLayer, LinearAttentionAndFullAttentionLayer)  # all that they were given
+STATES = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)  # padding leaves them alone
 
 
-def check_decodable(config: Any) -> None:
-    """Refuse a target whose layers cannot forget tokens that were refused.
-
-    Args:
-        config: The target's transformers config.
-
-    Raises:
-        TargetError: Some layers keep a running state instead of keys and values.
-    """
-    kinds = target_traits(config).running_kinds
-    if kinds:
-        raise TargetError(
-            f"the target '{config.model_type}' has {' and '.join(sorted(kinds))} layers, whose "
-            "state cannot take back refused tokens, so it cannot be decoded here; set target.path "
-            "to a target with attention in every layer, or use dflash-flow train, export and "
-            "measure acceptance on your server"
-        )
+def takes_padding(target: Any) -> bool:
+    """Whether prompts of different lengths can be decoded together, padded on the left."""
+    kinds = {type(layer) for layer in _library_cache(target.model.config).layers}
+    return not kinds.isdisjoint(COLUMNS) and kinds <= {*COLUMNS, *STATES, DummyLayer}
 
 
 class DecodingCache:
-    """What target and drafter remember of a batch of texts."""
+    """What target and drafter remember of a batch of texts.
+
+    Raises:
+        TargetError: The target keeps a cache of its own, or has running states and the texts that
+            are drafted for are several.
+    """
 
     def __init__(self, target: Any, num_rows: int, drafter: DraftModel | None = None) -> None:
         self.target = target
         self.drafter = drafter
         self.device = target.lm_head.weight.device
         config = target.model.config.get_text_config()
-        check_decodable(config)
+        if not target.model._supports_default_dynamic_cache():
+            raise TargetError(
+                f"the target '{config.model_type}' keeps a cache of its own kind, so it cannot be "
+                "decoded here; measure acceptance on your server"
+            )
         self._slides = target_traits(config).slides
         self.valid_BL = torch.zeros(num_rows, 0, dtype=torch.bool, device=self.device)
-        self._target_cache = DynamicCache()
+        self._target_cache = _library_cache(target.model.config)
+        self._states = [
+            number
+            for number, layer in enumerate(self._target_cache.layers)
+            if drafter is not None and type(layer) not in (DynamicLayer, DummyLayer)
+        ]
+        self._before: list[Any] = []
+        if self._states and num_rows > 1:
+            raise TargetError(
+                f"the target '{config.model_type}' keeps running states, which can take back "
+                f"refused tokens of one text at a time, not of {num_rows}; set "
+                "evaluation.batch_size to 1"
+            )
         # transformers 5.2x renames the argument and warns about the old name.
         accepted = inspect.signature(target.model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._context: list[KeyValue] = []
-        self._new: tuple[Tensor, Tensor] | None = None
+        self._new: _New | None = None
 
     @property
     def lengths_B(self) -> Tensor:
@@ -85,23 +110,21 @@ class DecodingCache:
         positions_BK = (self.lengths_B[:, None] + real_BK.long().cumsum(1) - 1).clamp(min=0)
         mask_BL = torch.cat([self.valid_BL, real_BK], dim=1)
         wanted = self.drafter.spec.target_layer_ids if self.drafter is not None else ()
+        self._before = [copy.deepcopy(self._target_cache.layers[n]) for n in self._states]
         with _listening(self.target, wanted) as heard:
-            output: Any = self.target.model(
-                input_ids=ids_BK,
-                attention_mask=None if bool(mask_BL.all()) else mask_BL.long(),
-                position_ids=positions_BK,
-                **{self._cache_name: self._target_cache},
-                use_cache=True,
-                logits_to_keep=1 if last else 0,
-            )
+            mask = None if bool(mask_BL.all()) else mask_BL.long()
+            logits = self._run(ids_BK, positions_BK, mask, num_logits=1 if last else 0)
         if wanted:
-            self._new = torch.cat([heard[layer] for layer in wanted], dim=-1), positions_BK
-        return output.logits
+            features = torch.cat([heard[layer] for layer in wanted], dim=-1)
+            self._new = _New(ids_BK, positions_BK, features)
+        return logits
 
     def commit(self, keep_BK: Tensor) -> None:
         """Keep some of the tokens that were just verified, and forget the others."""
-        if self.drafter is not None and self._new is not None:
-            self._remember(*self._new)
+        if self._new is not None:
+            if self._states and not bool(keep_BK.all()):
+                keep_BK = self._run_again(self._new, int(keep_BK.sum()))
+            self._remember(self._new, keep_BK.shape[1])
             self._new = None
         self.valid_BL = torch.cat([self.valid_BL, keep_BK], dim=1)
         columns = self.valid_BL.any(0).nonzero()
@@ -124,19 +147,41 @@ class DecodingCache:
 
     def select(self, rows: Tensor) -> None:
         """Go on with some rows only."""
+        rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
         self.valid_BL = self.valid_BL[rows]
-        for layer in _filled(self._target_cache):
-            layer.batch_select_indices(rows)
+        self._target_cache.reorder_cache(cast(torch.LongTensor, rows))
         self._context = [(key[rows], value[rows]) for key, value in self._context]
 
-    def _remember(self, features_BKF: Tensor, positions_BK: Tensor) -> None:
-        """Add the tokens' fused features to the drafter's context keys and values."""
+    def _run(
+        self, ids_BK: Tensor, positions_BK: Tensor, mask: Tensor | None, *, num_logits: int
+    ) -> Tensor:
+        """Run the target on its cache and return logits of the last tokens, of all when 0."""
+        output: Any = self.target.model(
+            input_ids=ids_BK,
+            attention_mask=mask,
+            position_ids=positions_BK,
+            **{self._cache_name: self._target_cache},
+            use_cache=True,
+            logits_to_keep=num_logits,
+        )
+        return output.logits
+
+    def _run_again(self, new: "_New", kept: int) -> Tensor:
+        """Go back to before the block and run what is kept of it; it is all kept then."""
+        self._take(slice(0, self.valid_BL.shape[1]))
+        for number, layer in zip(self._states, self._before, strict=True):
+            self._target_cache.layers[number] = layer
+        self._run(new.ids_BK[:, :kept], new.positions_BK[:, :kept], None, num_logits=1)
+        return torch.ones_like(new.ids_BK[:, :kept], dtype=torch.bool)
+
+    def _remember(self, new: "_New", width: int) -> None:
+        """Add the first tokens' fused features to the drafter's context keys and values."""
         assert self.drafter is not None
-        rows = positions_BK.shape[0]
-        features = features_BKF.flatten(0, 1).to(self.drafter.fc.weight.dtype)
-        new = self.drafter.context(features, positions_BK.flatten())
+        rows = new.positions_BK.shape[0]
+        features = new.features_BKF[:, :width].flatten(0, 1).to(self.drafter.fc.weight.dtype)
+        added = self.drafter.context(features, new.positions_BK[:, :width].flatten())
         parts = [
-            (key.unflatten(0, (rows, -1)), value.unflatten(0, (rows, -1))) for key, value in new
+            (key.unflatten(0, (rows, -1)), value.unflatten(0, (rows, -1))) for key, value in added
         ]
         old = self._context or [(key[:, :0], value[:, :0]) for key, value in parts]
         self._context = [
@@ -160,6 +205,12 @@ class DecodingCache:
         self._context = [
             (_columns(k, index, dim=1), _columns(v, index, dim=1)) for k, v in self._context
         ]
+
+
+class _New(NamedTuple):
+    ids_BK: Tensor
+    positions_BK: Tensor
+    features_BKF: Tensor
 
 
 class _CachedAttention:
@@ -218,9 +269,21 @@ def _listening(target: Any, layer_ids: tuple[int, ...]) -> Iterator[dict[int, Te
             handle.remove()
 
 
+def _library_cache(config: Any) -> DynamicCache:
+    """Return the library's cache, whose sliding layers keep all: a window may have holes here."""
+    cache = DynamicCache(config=config)
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[number] = DynamicLayer()
+        elif type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
+            states = layer.number_of_states
+            cache.layers[number] = LinearAttentionAndFullAttentionLayer(number_of_states=states)
+    return cache
+
+
 def _filled(cache: DynamicCache) -> list[Any]:
     layers: list[Any] = list(cache.layers)
-    return [layer for layer in layers if layer.get_seq_length() > 0]
+    return [layer for layer in layers if type(layer) in COLUMNS and layer.get_seq_length() > 0]
 
 
 def _columns(states: Tensor, index: Tensor, *, dim: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Plain decoding by the target alone: regenerates answers, and is what drafting is held against."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_core.decoding.cache import DecodingCache
+from dflash_core.corpus.masking import encoder_of
+from dflash_core.decoding.cache import DecodingCache, takes_padding
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.sampling import draw, probabilities
-from dflash_core.errors import DataError
+from dflash_core.errors import DataError, TargetError
 
 __all__ = ["generate", "left_padded", "length_batches", "stop_tokens"]
 
@@ -51,12 +53,13 @@ def generate(
 
     Raises:
         DataError: A prompt is empty.
+        TargetError: Nothing says which token ends a text, or the target's cache is its own kind.
     """
     stops = stop_tokens(target) if stop_token_ids is None else tuple(stop_token_ids)
     results: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64) for _ in prompts]
     device = target.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    for rows in length_batches(prompts, batch_size):
+    for rows in length_batches(prompts, batch_size, alike=not takes_padding(target)):
         texts = _generate_batch(
             target,
             [prompts[row] for row in rows],
@@ -75,16 +78,44 @@ def generate(
 
 
 def stop_tokens(target: Any) -> tuple[int, ...]:
-    """Return the tokens that end the target's texts."""
-    for config in (target.model.generation_config, target.model.config):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
-    return ()
+    """Return the tokens that end the target's texts: any that one of its files names.
+
+    A base model's generation_config.json under a chat template, or a config.json that its
+    tokenizer contradicts, would have answers run on behind their end.
+
+    Raises:
+        TargetError: No file names one.
+    """
+    model, tokenizer = target.model, target.tokenizer
+    found: set[int] = set()
+    for source in (
+        model.generation_config,
+        model.config,
+        model.config.get_text_config(),
+        tokenizer,
+    ):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    if tokenizer is not None and isinstance(tokenizer.chat_template, str):
+        found.update(encoder_of(tokenizer).end_token_ids)
+    if not found:
+        raise TargetError(
+            f"neither config.json, generation_config.json, tokenizer nor chat template of this "
+            f"{type(model).__name__} name a token that ends a text; set eos_token_id in the "
+            "target's generation_config.json"
+        )
+    return tuple(sorted(map(int, found)))
 
 
-def length_batches(prompts: Sequence[TokenIds], batch_size: int) -> Iterator[list[int]]:
+def length_batches(
+    prompts: Sequence[TokenIds], batch_size: int, *, alike: bool = False
+) -> Iterator[list[int]]:
     """Yield rows of prompts of like length, longest first, so that what is too large fails first.
+
+    Args:
+        prompts: Token ids of each prompt.
+        batch_size: Most rows at a time.
+        alike: Rows of one length only: for targets whose states take no padding.
 
     Raises:
         DataError: A prompt is empty.
@@ -93,8 +124,10 @@ def length_batches(prompts: Sequence[TokenIds], batch_size: int) -> Iterator[lis
         if len(prompt) == 0:
             raise DataError(f"prompt {row} is empty: there is no token to continue")
     order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+    for _, group in groupby(order, key=lambda row: len(prompts[row]) if alike else 0):
+        rows = list(group)
+        for start in range(0, len(rows), batch_size):
+            yield rows[start : start + batch_size]
 
 
 def left_padded(prompts: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor]:

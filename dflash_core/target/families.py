@@ -20,8 +20,6 @@ __all__ = [
 
 # RoPE kinds of transformers whose frequencies follow the longest position of a call.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-# Layers whose keys and values of refused tokens can be cut off.
-FORGETFUL = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True)
@@ -104,11 +102,6 @@ class TargetTraits:
     slides: bool
     rms_norm_eps: float
     initializer_range: float
-
-    @property
-    def running_kinds(self) -> frozenset[str]:
-        """Kinds of layers that keep a running state, which cannot take back refused tokens."""
-        return self.layer_kinds - FORGETFUL
 
     def logits(self, output: Any) -> Any:
         """Return the target's logits from its head's output, any shape."""

@@ -29,7 +29,7 @@ from dflash_core.target.config import TargetConfig
 from dflash_core.target.layers import resolve_layer_ids
 from dflash_core.target.rope import freeze_rope
 
-__all__ = ["Target", "load_target", "target_digest", "text_config"]
+__all__ = ["Target", "load_target", "target_digest"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -107,6 +107,9 @@ class Target:
             position_ids_BT: Positions; counted from 0 in each row when not given. Without a mask,
                 a position that begins anew ends a document: tokens see their own document only.
             final_hidden: Run all layers and put what the head reads behind, D more columns.
+
+        Raises:
+            TargetError: A layer gives several vectors for a token, as hyper-connections do.
         """
         found: list[Tensor] = []
         with self._listening(whole=final_hidden) as heard, suppress(_Heard):
@@ -117,6 +120,13 @@ class Target:
                 use_cache=False,
             )
             found.append(output.last_hidden_state)
+        for layer in self.layer_ids:
+            if heard[layer].dim() != 3:
+                raise TargetError(
+                    f"layer {layer} of this {type(self.model).__name__} gives a token "
+                    f"{heard[layer].shape[2]} vectors, not one that a drafter could be fed; set "
+                    "target.path to a target without hyper-connections"
+                )
         return torch.cat([*(heard[layer] for layer in self.layer_ids), *found], dim=-1)
 
     @contextmanager
@@ -210,18 +220,6 @@ def load_target(
     if layers and checked:
         check_target(target)
     return target
-
-
-def text_config(config: TargetConfig) -> Any:
-    """Return the transformers config of a target's language model, without its weights.
-
-    Raises:
-        TargetError: The folder is no transformers folder, or its config.json contradicts itself.
-    """
-    trust = config.trust_remote_code
-    _check_folder(config.path, trust_remote_code=trust)
-    with _told_in_one_sentence(config.path):
-        return AutoConfig.from_pretrained(config.path, trust_remote_code=trust).get_text_config()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
+from dflash_core.decoding.plain import stop_tokens
 from dflash_core.draft import frequent_tokens
 from dflash_core.errors import DraftError
 from dflash_core.target.loading import Target
@@ -44,7 +45,7 @@ def draft_vocabulary(
     if made_of.items() <= kept.items():
         return np.array(kept["token_ids"], dtype=np.int64)
     counts_V = store.supervised_token_counts(target.vocab_size)
-    ids = frequent_tokens(counts_V, size, always=tuple(sorted(_stop_tokens(target))))
+    ids = frequent_tokens(counts_V, size, always=stop_tokens(target))
     covered = float(counts_V[ids].sum() / max(counts_V.sum(), 1))
     facts = {**made_of, "covered_share": covered, "token_ids": ids.tolist()}
     atomic_write(file, json.dumps(facts) + "\n")
@@ -68,11 +69,3 @@ def _read(file: Path) -> dict[str, Any]:
         return json.loads(file.read_bytes())
     except ValueError as error:
         raise DraftError(f"{file} is damaged: {error}; remove it") from None
-
-
-def _stop_tokens(target: Target) -> set[int]:
-    found: set[int] = set()
-    for source in (target.model.generation_config, target.model.config, target.tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return {int(token) for token in found}

@@ -29,6 +29,8 @@ __all__ = [
     "timed",
 ]
 
+# Of the other kinds two short documents would not show all: chunks and compressed keys are long.
+DOCUMENT_WISE = {"full_attention", "sliding_attention", "indexed_attention", "moe", "mlp"}
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
@@ -92,7 +94,7 @@ def check_packing(target: Target) -> None:
 
 @torch.no_grad()
 def check_documents_apart(model: Any, run: Callable[[Tensor, Tensor | None], Tensor]) -> None:
-    """Run two documents in one row and apart.
+    """Refuse layers whose state runs on, and run two documents in one row and apart.
 
     Args:
         model: A transformers model.
@@ -102,6 +104,13 @@ def check_documents_apart(model: Any, run: Callable[[Tensor, Tensor | None], Ten
     Raises:
         ConfigError: The outputs differ: this target cannot take packed rows.
     """
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if leaking := sorted(set(kinds) - DOCUMENT_WISE):
+        raise ConfigError(
+            f"batching.strategy 'packed' needs a target whose tokens see their own document only, "
+            f"but this {type(model).__name__} has {' and '.join(leaking)} layers, which know no "
+            "documents; set batching.strategy to sorted, random, bucketed or pooled"
+        )
     embedding_VD = model.get_input_embeddings().weight
     device = embedding_VD.device
     ids_1T = (torch.arange(24, device=device) * 7 % min(len(embedding_VD), 97))[None]

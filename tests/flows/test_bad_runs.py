@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
 
 from configs.settings import RunConfig
 from dflash_core.errors import DFlashError, InputError
@@ -29,14 +28,6 @@ def test_target_folder_that_is_no_model(tiny_settings: MakeSettings, tmp_path: P
     settings = tiny_settings(target={"path": tmp_path})
     assert "no config.json; set target.path" in fail(settings)
     assert not (settings.run.root / "cache" / "corpus").exists()
-
-
-def test_a_target_whose_layers_cannot_forget(tiny_settings: MakeSettings, tmp_path: Path) -> None:
-    kinds = ["linear_attention", "full_attention"]
-    config = AutoConfig.for_model("qwen3_next", num_hidden_layers=2, layer_types=kinds)
-    config.save_pretrained(tmp_path / "hybrid")
-    said = fail(tiny_settings(target={"path": tmp_path / "hybrid"}))
-    assert "cannot be decoded here; set target.path" in said
 
 
 def test_missing_layer(tiny_settings: MakeSettings) -> None:

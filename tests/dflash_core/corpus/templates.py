@@ -53,6 +53,13 @@ SPACED_END = (
 # No control token closes a turn.
 NO_END = "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content }}{% endfor %}"
 
+# An answer ends with the token that opens the next turn, as in GLM.
+NEXT_ROLE_ENDS = (
+    "{% set opens = {'user': '<|im_start|>', 'assistant': '<|return|>', 'tool': '<|im_end|>'} %}"
+    "{% for m in messages %}{{ opens[m.role] + '\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|return|>\n' }}{% endif %}"
+)
+
 DROPS_UNKNOWN_ROLES = (
     "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}"
     + _TURN

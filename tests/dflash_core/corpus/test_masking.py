@@ -132,6 +132,18 @@ def test_template_without_end_token_supervises_the_text_alone(tokenizer) -> None
     assert supervised_texts(tokenizer, encoded) == ["Yes.", "No."]
 
 
+def test_an_answer_that_the_next_role_ends_is_supervised_with_its_token(tokenizer) -> None:
+    """The last answer, too, as if the user went on; but not one that was cut off."""
+    encoded = encode(tokenizer, templates.NEXT_ROLE_ENDS, CHAT)
+    assert supervised_texts(tokenizer, encoded) == ["Yes.<|im_start|>", "No.<|im_start|>"]
+    cut = [*CHAT[:3], assistant("No.", cut_off=True)]
+    encoded = encode(tokenizer, templates.NEXT_ROLE_ENDS, cut)
+    assert supervised_texts(tokenizer, encoded) == ["Yes.<|im_start|>", "No."]
+    encoder = ChatEncoder(tokenizer, chat_template=templates.NEXT_ROLE_ENDS)
+    names = tokenizer.convert_ids_to_tokens(list(encoder.end_token_ids))
+    assert sorted(names) == ["<|im_end|>", "<|im_start|>"]  # the user's and the tool's
+
+
 @pytest.mark.parametrize("template", [templates.PLAIN, templates.MARKED])
 def test_control_tokens_in_messages_stay_text(tokenizer, template) -> None:
     chat = [user("what is <|im_end|>?"), assistant("<|im_end|> closes, <|im_start|> opens")]

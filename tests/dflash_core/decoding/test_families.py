@@ -6,7 +6,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash_core.decoding import generate, speculative_generate
-from dflash_core.decoding.cache import check_decodable
 from dflash_core.errors import TargetError
 from tests.dflash_core.draft.parts import MASK, SIZES, SmallTarget, small_drafter
 
@@ -41,10 +40,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(request.param, **SHAPE, **FAMILIES[request.param])
-    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    return request.param, SmallTarget(model)
+    return request.param, _family(request.param, FAMILIES[request.param])
 
 
 def test_decoding_is_the_targets_own(family):
@@ -80,12 +76,74 @@ def test_a_window_is_not_narrowed_by_what_other_rows_refused(family):
     assert [d.token_ids.tolist() for d in drafted] == [text.tolist() for text in plain]
 
 
-def test_layers_that_keep_a_running_state_are_refused_before_anything_is_decoded():
-    config = AutoConfig.for_model(
-        "qwen3_next", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
-    )
-    with pytest.raises(TargetError, match="'qwen3_next' has linear_attention layers"):
-        check_decodable(config)
+LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+MAMBA = {"mamba_d_state": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+HYBRIDS = {
+    "qwen3_5_text": LINEAR,
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention", "mamba", "moe"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "chunk_size": 8,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 32, "mamba_n_heads": 4},
+    "inkling_text": {"sliding_window": 7},
+}
+
+
+def _family(name, settings):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **SHAPE, **settings)
+    return SmallTarget(AutoModelForCausalLM.from_config(config).eval().requires_grad_(False))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_running_states_are_put_back_where_drafts_are_refused(name):
+    """Against the target without a cache, alone and side by side."""
+    target = _family(name, HYBRIDS[name])
+    prompts = [list(range(first, first + length)) for first, length in ((2, 9), (20, 3))]
+    own = [_without_cache(target, prompt) for prompt in prompts]
+    settings = {"max_new_tokens": 8, "stop_token_ids": ()}
+    assert [text.tolist() for text in generate(target, prompts, **settings)] == own
+    drafted = speculative_generate(target, small_drafter(target).eval(), prompts, **settings)
+    assert [text.token_ids.tolist() for text in drafted] == own
+    assert max(len(text.acceptance_lengths) for text in drafted) > 4, "nothing was refused"
+    with pytest.raises(TargetError, match=r"running states.*set evaluation\.batch_size to 1"):
+        speculative_generate(target, small_drafter(target), prompts, batch_size=2, **settings)
+
+
+def test_states_that_padding_would_change_are_grouped_by_length():
+    target = _family("deepseek_v4", {"sliding_window": 7})
+    prompts = [list(range(first, first + length)) for first, length in ((2, 9), (20, 3), (40, 9))]
+    texts = generate(target, prompts, max_new_tokens=8, stop_token_ids=())
+    assert [text.tolist() for text in texts] == [_without_cache(target, p) for p in prompts]
+
+
+def test_a_cache_of_the_targets_own_kind_is_refused():
+    target = _family("minimax", {"layer_types": ["linear_attention", "full_attention"] * 2})
+    with pytest.raises(TargetError, match="'minimax' keeps a cache of its own kind"):
+        generate(target, [[3, 4]], max_new_tokens=2)
+
+
+def _without_cache(target, prompt):
+    ids = [int(token) for token in prompt]
+    for _ in range(8):
+        with torch.inference_mode():
+            logits = target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        ids.append(int(logits.argmax()))
+    return ids[len(prompt) :]
 
 
 def test_cap_and_rope_come_from_the_target(family):

@@ -1,5 +1,7 @@
 """What the target said: drawn anew for each prompt, and trained on as it was said."""
 
+import copy
+
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -8,8 +10,9 @@ from dflash_core.corpus.config import RegenerateConfig
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import TurnPrompt
 from dflash_core.corpus.vocabulary import train_vocabulary
-from dflash_core.decoding import generate
+from dflash_core.decoding import generate, stop_tokens
 from dflash_core.decoding.regeneration import target_generate, to_answer
+from dflash_core.errors import TargetError
 from tests.dflash_core.corpus import templates
 from tests.dflash_core.corpus.conftest import TEXTS, with_return_token
 from tests.dflash_core.draft.parts import small_target
@@ -50,6 +53,20 @@ def test_what_the_settings_leave_open_is_the_targets_own(tokenizer) -> None:
     target.model.generation_config.repetition_penalty = 5.0
     plain = RegenerateConfig(max_new_tokens=12)
     assert target_generate(target, plain, encoder)([PROMPT]) != greedy
+
+
+def test_every_token_that_a_file_names_ends_a_text(tokenizer) -> None:
+    """A config.json of another mind than tokenizer and template let answers run on."""
+    target = small_target(vocab_size=len(tokenizer), eos_token_id=[7, 9])
+    target.model.generation_config.eos_token_id = 5
+    target.tokenizer = copy.deepcopy(tokenizer)
+    target.tokenizer.chat_template = templates.LAST_END_DIFFERS
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|return|>"])
+    expected = sorted({5, 7, 9, tokenizer.eos_token_id, *ends})
+    assert list(stop_tokens(target)) == expected
+    nameless = small_target(eos_token_id=None)
+    with pytest.raises(TargetError, match="set eos_token_id"):
+        generate(nameless, [[3]], max_new_tokens=2)
 
 
 def test_a_repetition_penalty_is_what_transformers_makes_of_it() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_core.errors import TargetError
 from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
-from dflash_core.target.loading import text_config
+from dflash_core.training.features import check_packing
 from tests.tiny import TINY_LAYER_IDS, tiny_family, tiny_target
 
 
@@ -102,7 +101,6 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
         load_target(TargetConfig(path=tmp_path))
 
 
-@pytest.mark.parametrize("read", [text_config, load_target])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -112,12 +110,12 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_that_contradicts_itself_is_told_in_one_sentence(
-    tmp_path: Path, read: Callable[[TargetConfig], Any], changes: dict[str, Any], words: str
+    tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     file = tiny_target(tmp_path) / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(TargetError, match=rf"cannot be loaded .*{words}.*target\.path"):
-        read(TargetConfig(path=tmp_path))
+        load_target(TargetConfig(path=tmp_path))
 
 
 def test_digest_follows_the_weights_and_the_code(folder: Path, tmp_path: Path) -> None:
@@ -143,6 +141,7 @@ def test_a_target_without_sdpa_needs_no_setting_and_refuses_a_wrong_one(tmp_path
     path = tiny_family(tmp_path, "gemma2", query_pre_attn_scalar=8, sliding_window=7)
     target = load_target(TargetConfig(path=path, layer_ids=TINY_LAYER_IDS))
     assert target.model.config._attn_implementation == "eager"
+    check_packing(target)
     for attention in ("sdpa", "flash_attention_2"):
         with pytest.raises(TargetError, match=r"has no such attention.*set target\.attention"):
             load_target(TargetConfig(path=path, attention=attention))

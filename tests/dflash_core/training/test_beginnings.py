@@ -60,7 +60,9 @@ def test_a_target_whose_documents_leak_is_not_trained_on_packed_rows(
         linear_value_head_dim=8,
         architectures=[Qwen3_5ForCausalLM.__name__],
     ).save_pretrained(folder)
-    with pytest.raises(ConfigError, match=r"Qwen3_5.* differs by .*batching\.strategy to sorted"):
+    with pytest.raises(
+        ConfigError, match=r"Qwen3_5.* linear_attention .*batching\.strategy to sorted"
+    ):
         objective_of(job)
 
 
