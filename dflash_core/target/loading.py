@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from dflash_core.errors import TargetError
 from dflash_core.target.check import check_target
@@ -176,11 +178,14 @@ def load_target(
 
     Raises:
         TargetError: The folder is no causal language model with a fast tokenizer, its layers do
-            not fit ``target.layer_ids``, or no drafter can be made for what it computes.
+            not fit ``target.layer_ids``, what its weights are quantised by is not installed, or no
+            drafter can be made for what it computes.
     """
     trust = config.trust_remote_code
-    _check_folder(config.path, trust_remote_code=trust)
-    with _told_in_one_sentence(config.path):
+    method = _check_folder(config.path, trust_remote_code=trust)
+    # Quantised layers are made where they run: most cannot be moved.
+    placed: dict[str, Any] = {"device_map": {"": device}} if method else {}
+    with _told_in_one_sentence(config.path, quantised_by=method):
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
@@ -190,6 +195,7 @@ def load_target(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
+            **placed,
         )
     model, found = loaded
     if found["mismatched_keys"]:
@@ -216,14 +222,15 @@ def load_target(
     target = Target(model, tokenizer, layer_ids)
     if not layers:
         target.drop_layers()
-    model.to(device)
+    if not method:
+        model.to(device)
     if layers and checked:
         check_target(target)
     return target
 
 
 @contextmanager
-def _told_in_one_sentence(path: Path) -> Iterator[None]:
+def _told_in_one_sentence(path: Path, *, quantised_by: str | None) -> Iterator[None]:
     try:
         yield
     except (
@@ -243,9 +250,14 @@ def _told_in_one_sentence(path: Path) -> Iterator[None]:
                 f"{path} has no such attention: {first.split('. ')[0].rstrip('.')}; set "
                 "target.attention to 'auto'"
             ) from None
+        remedy = "set target.path to a transformers folder of a causal language model"
+        if quantised_by:
+            remedy = (
+                f"install what '{quantised_by}' needs, or set target.path to the model's weights "
+                "as they were before quantisation"
+            )
         raise TargetError(
-            f"{path} cannot be loaded as a target model: {first}; set target.path to a "
-            "transformers folder of a causal language model"
+            f"{path} cannot be loaded as a target model: {first.rstrip('.')}; {remedy}"
         ) from None
 
 
@@ -265,7 +277,8 @@ def target_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_folder(path: Path, *, trust_remote_code: bool) -> None:
+def _check_folder(path: Path, *, trust_remote_code: bool) -> str | None:
+    """Refuse what is no model folder, and return what its weights are quantised by."""
     if not path.is_dir():
         raise TargetError(f"there is no target folder {path}; set target.path to an existing one")
     file = path / "config.json"
@@ -291,3 +304,14 @@ def _check_folder(path: Path, *, trust_remote_code: bool) -> None:
             f"{path} is a '{raw['model_type']}', which comes with Python code of its own; set "
             "target.trust_remote_code to true if you trust it"
         )
+    quantised = raw.get("quantization_config")
+    if not quantised:
+        return None
+    method = str(quantised.get("quant_method", "bitsandbytes"))
+    if method != "bitsandbytes" and method not in AUTO_QUANTIZER_MAPPING:
+        # transformers would warn, and read the quantised weights as if they were plain ones.
+        raise TargetError(
+            f"{path} is quantised by '{method}', which transformers {transformers.__version__} "
+            "does not load; set target.path to the model's weights as they were before"
+        )
+    return method

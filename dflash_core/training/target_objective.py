@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.errors import TargetError
+from dflash_core.errors import ConfigError, TargetError
 from dflash_core.target.check import check_logits
 from dflash_core.target.families import target_traits
 from dflash_core.target.loading import load_target
@@ -94,6 +94,11 @@ class TargetObjective:
         if any(config.path.glob("*.safetensors")):
             target = load_target(config, device=first, checked=False)
             self._model, self._tokenizer = target.model, target.tokenizer
+            if getattr(self._model, "is_quantized", False):
+                raise ConfigError(
+                    f"training.objective 'target' trains weights, but those of {config.path} are "
+                    "quantised; set target.path to the model as it was before"
+                )
         else:
             _check_no_weights(config.path)
             torch.manual_seed(job.training.seed)

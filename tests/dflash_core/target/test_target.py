@@ -2,12 +2,15 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from dflash_core.errors import TargetError
 from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
@@ -162,3 +165,53 @@ def test_code_beside_the_weights_runs_only_where_it_is_trusted(tmp_path: Path) -
         load_target(config)
     target = load_target(config.model_copy(update={"trust_remote_code": True}))
     assert type(target.model).__name__ == "OwnModel"
+
+
+QUANTISED = {
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "awq": {"quant_method": "awq", "bits": 4},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "config_groups": {}},
+    "fp8": {"quant_method": "fp8"},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "torchao": {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+}
+
+
+@pytest.mark.parametrize("method", QUANTISED)
+def test_weights_whose_quantisation_is_not_installed_name_the_library(
+    folder: Path, tmp_path: Path, method: str
+) -> None:
+    if any(find_spec(name) for name in ("accelerate", "optimum", "gptqmodel", "torchao")):
+        pytest.skip("libraries of quantisation are installed here")
+    file = Path(copytree(folder, tmp_path, dirs_exist_ok=True)) / "config.json"
+    quantised = {"quantization_config": QUANTISED[method]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | quantised))
+    with pytest.raises(TargetError, match=rf"install what '{method}' needs, or set target\.path"):
+        load_target(TargetConfig(path=tmp_path))
+
+
+def test_a_quantisation_that_transformers_does_not_know_is_not_read_as_plain_weights(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = Path(copytree(folder, tmp_path, dirs_exist_ok=True)) / "config.json"
+    quantised = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | quantised))
+    with pytest.raises(TargetError, match="quantised by 'modelopt', which transformers 5"):
+        load_target(TargetConfig(path=tmp_path))
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_a_quantised_target_loads_frozen(tmp_path: Path) -> None:
+    config = TargetConfig(path=tiny_target(tmp_path / "plain"), layer_ids=TINY_LAYER_IDS)
+    plain = load_target(config)
+    four_bits = BitsAndBytesConfig(load_in_4bit=True)
+    model = AutoModelForCausalLM.from_pretrained(config.path, quantization_config=four_bits)
+    model.save_pretrained(tmp_path / "small")
+    plain.tokenizer.save_pretrained(tmp_path / "small")
+    target = load_target(config.model_copy(update={"path": tmp_path / "small"}))
+    assert not any(parameter.requires_grad for parameter in target.model.parameters())
+    assert torch.equal(target.lm_head.weight, plain.lm_head.weight)
+    ids = torch.arange(5, 25)[None]
+    near = torch.nn.functional.cosine_similarity(target.features(ids), plain.features(ids), dim=-1)
+    assert near.min() > 0.9
