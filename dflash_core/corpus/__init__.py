@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dflash_core.corpus.chats import Conversation, convert_row, detect_format
     from dflash_core.corpus.conversations import iter_conversations
     from dflash_core.corpus.endpoint import endpoint_generate
-    from dflash_core.corpus.loading import load_encoder
-    from dflash_core.corpus.masking import ChatEncoder, encode_chat
+    from dflash_core.corpus.loading import encode_chat, load_encoder
+    from dflash_core.corpus.masking import ChatEncoder
     from dflash_core.corpus.prepare import prepare_corpus, prepare_store
     from dflash_core.corpus.regenerate import RegenerateReport, regenerate_chats
 
@@ -55,7 +55,7 @@ _LAZY = {
     "Selection": "assemble",
     "convert_row": "chats",
     "detect_format": "chats",
-    "encode_chat": "masking",
+    "encode_chat": "loading",
     "endpoint_generate": "endpoint",
     "find_leaks": "assemble",
     "iter_conversations": "conversations",

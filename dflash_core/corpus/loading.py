@@ -1,16 +1,22 @@
 """Tokenizer folders, loaded as transformers does, without the network; encoders out of them."""
 
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.masking import ChatEncoder
+from dflash_core.corpus.masking import ChatEncoder, Supervise
+from dflash_core.corpus.spans import Message
 from dflash_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["encoder_of", "load_encoder", "load_tokenizer"]
+__all__ = ["encode_chat", "encoder_of", "load_encoder", "load_tokenizer", "own_encoder"]
 
 PROBE = "a"
 
@@ -72,3 +78,48 @@ def encoder_of(tokenizer: "PreTrainedTokenizerBase", config: PrepareConfig) -> C
     return ChatEncoder(
         tokenizer, chat_template=source, template_variables=config.template_variables
     )
+
+
+_ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, ChatEncoder]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def encode_chat(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    *,
+    supervise: Supervise = "all_turns",
+    tools: Sequence[Message] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Return token ids and loss mask of a conversation under the tokenizer's own chat template.
+
+    Args:
+        tokenizer: A fast tokenizer with a chat template.
+        messages: OpenAI messages: role, content, and for assistants reasoning_content, tool_calls
+            and weight, which is 0 where an answer carries no loss.
+        supervise: Whether every assistant turn carries loss or only the last.
+        tools: JSON schemas of the tools on offer.
+
+    Returns:
+        Ids, int32, and mask, bool, both of shape ``(length,)``. Supervised tokens decode to each
+        answer's text and its end-of-turn token.
+
+    Raises:
+        ConfigError: The tokenizer has no chat template or is not a fast one.
+        DataError: The conversation cannot be rendered, or the template drops a part of it.
+    """
+    encoded = own_encoder(tokenizer).encode(messages, supervise=supervise, tools=tools)
+    return encoded.input_ids, encoded.loss_mask
+
+
+def own_encoder(tokenizer: "PreTrainedTokenizerBase") -> ChatEncoder:
+    """Return the encoder of a tokenizer with its own template, made once.
+
+    Raises:
+        ConfigError: The tokenizer has no chat template or is not a fast one.
+    """
+    encoder = _ENCODERS.get(tokenizer)
+    if encoder is None:
+        encoder = _ENCODERS[tokenizer] = ChatEncoder(tokenizer)
+    return encoder

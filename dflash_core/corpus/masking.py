@@ -7,7 +7,6 @@ The mask then needs no character offsets and cannot cut a token in two.
 
 import json
 import re
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -25,7 +24,7 @@ from dflash_core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatEncoder", "EncodedChat", "Supervise", "encode_chat", "encoder_of"]
+__all__ = ["ChatEncoder", "EncodedChat", "Supervise"]
 
 Supervise = Literal["all_turns", "last_turn_only"]
 
@@ -150,7 +149,8 @@ class ChatEncoder:
     @property
     def end_token_ids(self) -> tuple[int, ...]:
         """Tokens by which the template ends an answer."""
-        ids = (self._backend.token_to_id(token) for token in self.finder.end_tokens)
+        ends = {*self.finder.end_tokens, *self._tool_finder.end_tokens}
+        ids = (self._backend.token_to_id(token) for token in ends)
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
@@ -283,51 +283,6 @@ class ChatEncoder:
         mask = np.array([bool(supervised[start:end].all()) for start, end in encoding.offsets])
         empty = np.array([start == end for start, end in encoding.offsets])
         return EncodedChat(np.array(encoding.ids, dtype=np.int32), mask & ~empty)
-
-
-_ENCODERS: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, ChatEncoder]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def encode_chat(
-    tokenizer: "PreTrainedTokenizerBase",
-    messages: Sequence[Message],
-    *,
-    supervise: Supervise = "all_turns",
-    tools: Sequence[Message] | None = None,
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Return token ids and loss mask of a conversation under the tokenizer's own chat template.
-
-    Args:
-        tokenizer: A fast tokenizer with a chat template.
-        messages: OpenAI messages: role, content, and for assistants reasoning_content, tool_calls
-            and weight, which is 0 where an answer carries no loss.
-        supervise: Whether every assistant turn carries loss or only the last.
-        tools: JSON schemas of the tools on offer.
-
-    Returns:
-        Ids, int32, and mask, bool, both of shape ``(length,)``. Supervised tokens decode to each
-        answer's text and its end-of-turn token.
-
-    Raises:
-        ConfigError: The tokenizer has no chat template or is not a fast one.
-        DataError: The conversation cannot be rendered, or the template drops a part of it.
-    """
-    encoded = encoder_of(tokenizer).encode(messages, supervise=supervise, tools=tools)
-    return encoded.input_ids, encoded.loss_mask
-
-
-def encoder_of(tokenizer: "PreTrainedTokenizerBase") -> ChatEncoder:
-    """Return the encoder of a tokenizer with its own template, made once.
-
-    Raises:
-        ConfigError: The tokenizer has no chat template or is not a fast one.
-    """
-    encoder = _ENCODERS.get(tokenizer)
-    if encoder is None:
-        encoder = _ENCODERS[tokenizer] = ChatEncoder(tokenizer)
-    return encoder
 
 
 def _check_characters(text: str) -> None:

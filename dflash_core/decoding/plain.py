@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_core.corpus.masking import encoder_of
+from dflash_core.corpus.loading import own_encoder
+from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.decoding.cache import DecodingCache, takes_padding
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.sampling import draw, probabilities
@@ -77,11 +78,15 @@ def generate(
     return results
 
 
-def stop_tokens(target: Any) -> tuple[int, ...]:
+def stop_tokens(target: Any, encoder: ChatEncoder | None = None) -> tuple[int, ...]:
     """Return the tokens that end the target's texts: any that one of its files names.
 
     A base model's generation_config.json under a chat template, or a config.json that its
     tokenizer contradicts, would have answers run on behind their end.
+
+    Args:
+        target: The target.
+        encoder: Of the chats; with the tokenizer's own template when not given.
 
     Raises:
         TargetError: No file names one.
@@ -96,8 +101,9 @@ def stop_tokens(target: Any) -> tuple[int, ...]:
     ):
         ids = getattr(source, "eos_token_id", None)
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    if tokenizer is not None and isinstance(tokenizer.chat_template, str):
-        found.update(encoder_of(tokenizer).end_token_ids)
+    if encoder is None and getattr(tokenizer, "chat_template", None):
+        encoder = own_encoder(tokenizer)
+    found.update(encoder.end_token_ids if encoder is not None else ())
     if not found:
         raise TargetError(
             f"neither config.json, generation_config.json, tokenizer nor chat template of this "

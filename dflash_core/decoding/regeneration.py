@@ -30,7 +30,7 @@ def target_generate(
         encoder: Of the target.
         seed: Seed of sampling.
     """
-    stops = stop_tokens(target)
+    stops = stop_tokens(target, encoder)
     num_threads = best_threads(target)
 
     def chosen(name: str, neutral: float) -> Any:

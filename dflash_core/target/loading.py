@@ -109,9 +109,6 @@ class Target:
             position_ids_BT: Positions; counted from 0 in each row when not given. Without a mask,
                 a position that begins anew ends a document: tokens see their own document only.
             final_hidden: Run all layers and put what the head reads behind, D more columns.
-
-        Raises:
-            TargetError: A layer gives several vectors for a token, as hyper-connections do.
         """
         found: list[Tensor] = []
         with self._listening(whole=final_hidden) as heard, suppress(_Heard):
@@ -122,13 +119,6 @@ class Target:
                 use_cache=False,
             )
             found.append(output.last_hidden_state)
-        for layer in self.layer_ids:
-            if heard[layer].dim() != 3:
-                raise TargetError(
-                    f"layer {layer} of this {type(self.model).__name__} gives a token "
-                    f"{heard[layer].shape[2]} vectors, not one that a drafter could be fed; set "
-                    "target.path to a target without hyper-connections"
-                )
         return torch.cat([*(heard[layer] for layer in self.layer_ids), *found], dim=-1)
 
     @contextmanager

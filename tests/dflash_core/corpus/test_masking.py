@@ -5,7 +5,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from dflash_core.corpus.masking import ChatEncoder, EncodedChat, encode_chat
+from dflash_core.corpus.loading import encode_chat
+from dflash_core.corpus.masking import ChatEncoder, EncodedChat
 from dflash_core.errors import ConfigError, DataError
 from tests.dflash_core.corpus import templates
 
