@@ -83,7 +83,7 @@ class DecodingCache:
             raise TargetError(
                 f"the target '{config.model_type}' keeps running states, which can take back "
                 f"refused tokens of one text at a time, not of {num_rows}; set "
-                "evaluation.batch_size to 1"
+                "evaluation.batch_sizes to 1"
             )
         # transformers 5.2x renames the argument and warns about the old name.
         accepted = inspect.signature(target.model.forward).parameters

@@ -120,7 +120,7 @@ def test_running_states_are_put_back_where_drafts_are_refused(name):
     drafted = speculative_generate(target, small_drafter(target).eval(), prompts, **settings)
     assert [text.token_ids.tolist() for text in drafted] == own
     assert max(len(text.acceptance_lengths) for text in drafted) > 4, "nothing was refused"
-    with pytest.raises(TargetError, match=r"running states.*set evaluation\.batch_size to 1"):
+    with pytest.raises(TargetError, match=r"running states.*set evaluation\.batch_sizes to 1"):
         speculative_generate(target, small_drafter(target), prompts, batch_size=2, **settings)
 
 
