@@ -38,7 +38,9 @@ def prepare_corpus(settings: Settings, folder: RunFolder) -> CorpusReport:
     """Build the corpus, or find the one made of the same chats, target, settings and code."""
     config = with_local_inputs(settings.corpus, folder)
     target = target_digest(settings.target.path)
-    encoder = load_encoder(settings.target.path, config)
+    encoder = load_encoder(
+        settings.target.path, config, trust_remote_code=settings.target.trust_remote_code
+    )
     facts = source_digest(config), encoder.digest, target
     out = cached_path(folder, "corpus", config.model_dump(mode="json"), *facts)
 

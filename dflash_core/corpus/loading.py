@@ -21,8 +21,12 @@ __all__ = ["encode_chat", "encoder_of", "load_encoder", "load_tokenizer", "own_e
 PROBE = "a"
 
 
-def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
     """Load a tokenizer folder.
+
+    Args:
+        folder: A transformers folder.
+        trust_remote_code: Whether Python code that comes with it may run.
 
     Raises:
         ConfigError: The folder does not exist or holds no tokenizer.
@@ -33,7 +37,9 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     if not folder.is_dir():
         raise ConfigError(f"there is no tokenizer folder {folder}; give one with --tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{folder} holds no usable tokenizer: {reason}") from None
@@ -47,13 +53,15 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def load_encoder(folder: Path, config: PrepareConfig) -> ChatEncoder:
-    """Load a tokenizer folder as the encoder of a corpus.
+def load_encoder(
+    folder: Path, config: PrepareConfig, *, trust_remote_code: bool = False
+) -> ChatEncoder:
+    """Load a tokenizer folder as the encoder of a corpus; see `load_tokenizer`.
 
     Raises:
         ConfigError: As `load_tokenizer` and `encoder_of`.
     """
-    return encoder_of(load_tokenizer(folder), config)
+    return encoder_of(load_tokenizer(folder, trust_remote_code=trust_remote_code), config)
 
 
 def encoder_of(tokenizer: "PreTrainedTokenizerBase", config: PrepareConfig) -> ChatEncoder:

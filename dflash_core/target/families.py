@@ -88,7 +88,6 @@ class TargetTraits:
         output_multiplier: Factor on the head's output.
         final_logit_softcapping: Bound of tanh-capped logits, or None.
         rope_parameters: RoPE for a drafter, in the schema of transformers 5.
-        layer_kinds: Kinds of its layers, as transformers names them; none where all are alike.
         slides: Whether some layers see a window only.
         rms_norm_eps: Epsilon of its norms.
         initializer_range: Standard deviation of its first weights.
@@ -98,7 +97,6 @@ class TargetTraits:
     output_multiplier: float
     final_logit_softcapping: float | None
     rope_parameters: dict[str, Any]
-    layer_kinds: frozenset[str]
     slides: bool
     rms_norm_eps: float
     initializer_range: float
@@ -127,7 +125,6 @@ def target_traits(text: Any) -> TargetTraits:
         output_multiplier=float(family.output(text)),
         final_logit_softcapping=getattr(text, "final_logit_softcapping", None),
         rope_parameters=_drafter_rope(text),
-        layer_kinds=frozenset(getattr(text, "layer_types", None) or ()),
         slides=getattr(text, "sliding_window", None) is not None,
         rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
         initializer_range=float(getattr(text, "initializer_range", None) or 0.02),

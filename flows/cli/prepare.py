@@ -56,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     if config.source == "stdlib":
         raise ConfigError("there is nothing to prepare; name chat files, or set corpus.inputs")
     check_replaceable(arguments.out, kind=STORE_KIND)
-    encoder = load_encoder(settings.target.path, config)
+    encoder = load_encoder(
+        settings.target.path, config, trust_remote_code=settings.target.trust_remote_code
+    )
     inputs, regenerated = list(config.inputs), None
     if config.regenerate.enabled:
         anew = _regenerate(settings, encoder, arguments.out)
