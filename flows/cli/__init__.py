@@ -69,8 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")
     name = parser.parse_args(arguments[:1]).command
     code = _bounded(name, arguments[1:])
-    INTERRUPTS.end()
-    return EXIT_INTERRUPTED if code and INTERRUPTS.asked else code
+    if code and INTERRUPTS.asked:
+        code = EXIT_INTERRUPTED
+    INTERRUPTS.end(code)
+    return code
 
 
 def _bounded(name: str, arguments: list[str]) -> int:

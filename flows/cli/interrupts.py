@@ -1,12 +1,14 @@
 """Ctrl-C, SIGTERM and a closed terminal are answered at once, whatever the program is doing."""
 
+import atexit
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -39,9 +41,11 @@ class Interrupts:
         self.asked = False
         self._idle = True
         self._heard = self._due = False
+        self._code: int | None = None
 
     def listen(self) -> None:
         """Begin; for the main thread of a program, and for as long as it lives."""
+        atexit.register(self._exit)  # before all others do, so that it runs after them
         ours, theirs = os.pipe()
         os.set_blocking(theirs, False)
         signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
@@ -62,9 +66,21 @@ class Interrupts:
         yield
         self._idle = False
 
-    def end(self) -> None:
-        """Raise no more: the command has ended, and the program is about to."""
-        self._heard = True
+    def end(self, code: int) -> None:
+        """Raise no more: the command has ended, and the program is about to, with this code."""
+        self._heard, self._code = True, code
+
+    def _exit(self) -> None:
+        """Leave out how the interpreter frees each object of large libraries, which takes seconds.
+
+        All that waits for the end of a program has run; one that ends otherwise goes its usual way.
+        """
+        if self._code is None:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # whose reader has gone
+                stream.flush()
+        os._exit(self._code)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._due = True

@@ -84,6 +84,18 @@ def test_the_second_ctrl_c_ends_what_cannot_end(tmp_path: Path) -> None:
     assert eventually(lambda: not alive(int(pid.read_text())))
 
 
+def test_the_end_waits_for_who_asked_but_not_for_the_interpreter_to_tidy_up() -> None:
+    """Which takes half a minute with Prefect, MLflow and PyTorch on a busy machine."""
+    program = start(
+        "import atexit; atexit.register(print, 'asked')\n"
+        "    class Heavy: __del__ = lambda self: print('tidied')\n"
+        "    sys.modules['heavy'] = Heavy(); ready(); time.sleep(99)"
+    )
+    os.killpg(program.pid, signal.SIGINT)
+    said = program.communicate(timeout=60)
+    assert (program.returncode, *said) == (EXIT_INTERRUPTED, "asked\n", STOPPING)
+
+
 def test_what_ignores_interrupts_goes_on_ignoring_them() -> None:
     """As nohup has it, and a shell script for what it starts in the background."""
     program = start("os.kill(os.getpid(), 1); print('alive')", ignoring=signal.SIGHUP)
