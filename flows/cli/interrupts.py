@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tasks.launch import hurry
 
-__all__ = ["INTERRUPTS", "Interrupts"]
+__all__ = ["INTERRUPTS", "MAKING_A_TASK_RUN", "Interrupts"]
 
 EXIT_INTERRUPTED = 4
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -23,6 +23,7 @@ KNOCK_EVERY_S = 0.05
 SAME_S = 0.5  # wrappers pass on a Ctrl-C that the terminal has sent us too
 HURRY_S = 5.0
 IMPORTS = "<frozen importlib._bootstrap>"
+MAKING_A_TASK_RUN = "_create_task_run_locally"  # without which Prefect cannot call a task crashed
 
 
 class Interrupts:
@@ -87,7 +88,7 @@ class Interrupts:
         self._raise_when_due(number, frame)
 
     def _raise_when_due(self, number: int, frame: FrameType | None) -> None:
-        if self._due and not self._heard and not _is_importing(frame):
+        if self._due and not self._heard and not _is_half_done(frame):
             self._heard = True
             raise KeyboardInterrupt
 
@@ -121,10 +122,10 @@ def _end_at_once() -> NoReturn:
     _leave("ended before everything was saved")
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is half imported, which some libraries make another error of."""
+def _is_half_done(frame: FrameType | None) -> bool:
+    """Whether something short is on the way, of whose interruption libraries make another error."""
     while frame is not None:
-        if frame.f_code.co_filename == IMPORTS:
+        if frame.f_code.co_filename == IMPORTS or frame.f_code.co_name == MAKING_A_TASK_RUN:
             return True
         frame = frame.f_back
     return False

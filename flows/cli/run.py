@@ -103,6 +103,8 @@ def explain(state: Any) -> int:
     error = state.result(raise_on_failure=False)
     if isinstance(error, DFlashError | KeyboardInterrupt):
         raise error
+    if INTERRUPTS.asked:
+        raise KeyboardInterrupt  # of which Prefect or another library has made this error
     if isinstance(error, BaseException):
         traceback.print_exception(error)
     sys.stderr.write(f"dflash-flow: {state.message}\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import EXIT_INTERRUPTED
+from flows.cli.interrupts import INTERRUPTS, MAKING_A_TASK_RUN
 from tests.tasks.test_torchrun import alive, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +56,31 @@ def test_an_import_is_not_cut_in_its_middle(tmp_path: Path) -> None:
     os.killpg(program.pid, signal.SIGINT)
     said = program.communicate(timeout=60)
     assert (program.returncode, *said) == (EXIT_INTERRUPTED, "whole\n", STOPPING)
+
+
+def test_a_task_run_is_made_whole_so_that_it_can_be_called_crashed() -> None:
+    """Prefect makes ``ValueError: Task run is not set`` of an interrupt that comes too early."""
+    program = start(
+        f"def {MAKING_A_TASK_RUN}(): ready(); time.sleep(1); print('whole')\n"
+        f"    {MAKING_A_TASK_RUN}(); time.sleep(99)"
+    )
+    os.killpg(program.pid, signal.SIGINT)
+    said = program.communicate(timeout=60)
+    assert (program.returncode, *said) == (EXIT_INTERRUPTED, "whole\n", STOPPING)
+
+
+def test_what_prefect_makes_of_an_interrupt_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prefect import task_engine
+    from prefect.states import Failed
+
+    from flows.cli.run import explain
+
+    assert hasattr(task_engine, MAKING_A_TASK_RUN)
+    monkeypatch.setattr(INTERRUPTS, "asked", True)
+    with pytest.raises(KeyboardInterrupt):
+        explain(Failed(data=ValueError("Task run is not set")))
 
 
 def test_before_a_command_has_begun_it_ends_at_once(tmp_path: Path) -> None:
