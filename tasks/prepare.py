@@ -17,13 +17,12 @@ from dflash_core.corpus.build import (
 )
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.encoding import encoder_in
-from dflash_core.corpus.endpoint import endpoint_generate
 from dflash_core.corpus.loading import load_encoder
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import Generate
-from dflash_core.decoding.regeneration import target_generate
+from dflash_core.decoding.regeneration import chosen_generate
 from dflash_core.reporting import CorpusFacts
-from dflash_core.target import load_target, target_digest
+from dflash_core.target import Target, load_target, target_digest
 from tasks.console import announce, progress
 from tasks.gpu_pool import decoding_device
 from tasks.keys import alone, cached_path
@@ -67,12 +66,13 @@ def _regenerate(
     with alone(folder, out.name), ExitStack() as held:
         on_progress = held.enter_context(progress("answers regenerated"))
 
-        def generate() -> Generate:
-            if config.regenerate.endpoint is not None:
-                return endpoint_generate(config, api_key=os.environ.get("OPENAI_API_KEY"))
+        def load() -> Target:
             device = held.enter_context(decoding_device(settings))
-            loaded = load_target(settings.target, device=device)
-            return target_generate(loaded, config.regenerate, encoder)
+            return load_target(settings.target, device=device)
+
+        def generate() -> Generate:
+            key = os.environ.get("OPENAI_API_KEY")
+            return chosen_generate(config, encoder, load, api_key=key)
 
         return regenerate_corpus(
             config,

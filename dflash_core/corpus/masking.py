@@ -107,7 +107,7 @@ class ChatEncoder:
             )
             for source in (ingredients.template, ingredients.tool_template)
         }
-        self.finder = finders[ingredients.template]
+        self._plain_finder = finders[ingredients.template]
         self._tool_finder = finders[ingredients.tool_template]
         self._joins = self._pieces_join()
         self._control = _cuttable(ingredients.control_tokens, self._backend)
@@ -149,19 +149,19 @@ class ChatEncoder:
     @property
     def end_token_ids(self) -> tuple[int, ...]:
         """Tokens by which the template ends an answer."""
-        ends = {*self.finder.end_tokens, *self._tool_finder.end_tokens}
+        ends = {*self._plain_finder.end_tokens, *self._tool_finder.end_tokens}
         ids = (self._backend.token_to_id(token) for token in ends)
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
     def digest(self) -> str:
         """Digest of everything that the ids and the mask depend on."""
-        templates = {f.template.digest: None for f in (self.finder, self._tool_finder)}
+        templates = {f.template.digest: None for f in (self._plain_finder, self._tool_finder)}
         return content_digest(self._backend.to_str(), *templates, self._ingredients.control_tokens)
 
-    def _finder(self, tools: Sequence[Message] | None) -> TurnFinder:
+    def finder(self, tools: Sequence[Message] | None = None) -> TurnFinder:
         """Return what renders: of several named templates, `tool_use` where tools are given."""
-        return self._tool_finder if tools else self.finder
+        return self._tool_finder if tools else self._plain_finder
 
     def encode(
         self,
@@ -182,7 +182,7 @@ class ChatEncoder:
     ) -> Rendering:
         """Render one conversation and find its answers; None contents count as empty."""
         cleaned = [_clean(message, k) for k, message in enumerate(messages)]
-        rendering = self._finder(tools).render(cleaned, tools=tools)
+        rendering = self.finder(tools).render(cleaned, tools=tools)
         _check_characters(rendering.text)
         return rendering
 
@@ -217,7 +217,7 @@ class ChatEncoder:
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> Rendering:
         cleaned = [_clean(message, k) for k, message in enumerate(messages)]
-        prompt = self._finder(tools).render_prompt(cleaned, tools=tools)
+        prompt = self.finder(tools).render_prompt(cleaned, tools=tools)
         _check_characters(prompt.text)
         return prompt
 

@@ -1,22 +1,39 @@
 """Answers from a target in this process, for `dflash_core.corpus.regenerate`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_core.corpus.config import RegenerateConfig
+from dflash_core.corpus.config import CorpusConfig, RegenerateConfig
+from dflash_core.corpus.endpoint import endpoint_generate
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt, seed_of
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.plain import generate, stop_tokens
 from dflash_core.threads import best_threads, cpu_threads
 
-__all__ = ["target_generate", "to_answer"]
+__all__ = ["chosen_generate", "target_generate", "to_answer"]
 
 THOUGHT, CLOSED = "<think>", "</think>"
 OPENED_THOUGHT = f"{THOUGHT}\n"
+
+
+def chosen_generate(
+    config: CorpusConfig, encoder: ChatEncoder, load: Callable[[], Any], *, api_key: str | None
+) -> Generate:
+    """Return what answers: the endpoint where one is set, else the target.
+
+    Args:
+        config: Settings of the corpus.
+        encoder: Of the target.
+        load: Loads the target; called only where it is to answer.
+        api_key: The endpoint's, where it wants one.
+    """
+    if config.regenerate.endpoint is not None:
+        return endpoint_generate(config, api_key=api_key)
+    return target_generate(load(), config.regenerate, encoder)
 
 
 def target_generate(
@@ -101,9 +118,8 @@ def to_answer(
         # Without its end a thought is none to the template, which might put an empty one before it.
         thought = content.lstrip().removeprefix(THOUGHT).strip()
         message = {"role": "assistant", "content": "", "reasoning_content": thought}
-        rendered = encoder.finder.template.render(
-            [*prompt.messages, message], tools=prompt.tools or None
-        )
+        template = encoder.finder(prompt.tools).template
+        rendered = template.render([*prompt.messages, message], tools=prompt.tools or None)
         if rendered.startswith(asked + said.rstrip()):
             return Answer("", "length", len(text), reasoning_content=thought)
     return Answer(content, "length", len(text))

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -13,7 +14,6 @@ from configs.settings import CorpusSettings, load_sections
 from dflash_core.artifacts import check_replaceable
 from dflash_core.corpus.assemble import PrepareReport, Selection
 from dflash_core.corpus.build import Regenerated, answers_facts, regenerate_corpus
-from dflash_core.corpus.endpoint import endpoint_generate
 from dflash_core.corpus.loading import load_encoder
 from dflash_core.corpus.masking import ChatEncoder
 from dflash_core.corpus.prepare import prepare_store
@@ -21,6 +21,9 @@ from dflash_core.corpus.regenerate import Generate, RegenerateReport
 from dflash_core.corpus.store import STORE_KIND
 from dflash_core.errors import ConfigError
 from tasks.terminal import Terminal
+
+if TYPE_CHECKING:
+    from dflash_core.target import Target
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -111,18 +114,20 @@ def _regenerate(settings: CorpusSettings, encoder: ChatEncoder, out: Path) -> Re
 
         target = target_digest(settings.target.path)
 
-    def generate() -> Generate:
-        if config.regenerate.endpoint is not None:
-            return endpoint_generate(config, api_key=os.environ.get("OPENAI_API_KEY"))
-        from dflash_core.decoding.regeneration import target_generate
-        from dflash_core.target.loading import load_target
+    def load() -> "Target":
+        from dflash_core.target import load_target
         from dflash_core.training.config import TrainingConfig
         from dflash_core.training.ranks import device_of
 
         # Which layers would feed a drafter does not matter here.
         plain = settings.target.model_copy(update={"layer_ids": (0,)})
-        loaded = load_target(plain, device=device_of(TrainingConfig()))
-        return target_generate(loaded, config.regenerate, encoder)
+        return load_target(plain, device=device_of(TrainingConfig()))
+
+    def generate() -> Generate:
+        from dflash_core.decoding.regeneration import chosen_generate
+
+        key = os.environ.get("OPENAI_API_KEY")
+        return chosen_generate(config, encoder, load, api_key=key)
 
     return regenerate_corpus(
         config,

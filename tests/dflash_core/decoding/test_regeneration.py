@@ -55,6 +55,19 @@ def test_what_the_settings_leave_open_is_the_targets_own(tokenizer) -> None:
     assert target_generate(target, plain, encoder)([PROMPT]) != greedy
 
 
+def test_a_thought_cut_off_is_rendered_by_the_template_of_the_tools(tokenizer) -> None:
+    """Of several named templates it is `tool_use` that has the last word where tools are given."""
+    named = copy.deepcopy(tokenizer)
+    thinks = templates.FAITHFUL["thinks last"]
+    named.chat_template = {"default": templates.PLAIN, "tool_use": thinks}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    ids = tokenizer.encode("<think>\nLet me see", add_special_tokens=False)
+    for tools, thought in (((), None), ((tool,), "Let me see")):
+        prompt = TurnPrompt(PROMPT.messages, tools)
+        answer = to_answer(ChatEncoder(named), prompt, ids, [tokenizer.eos_token_id])
+        assert answer.reasoning_content == thought
+
+
 def test_every_token_that_a_file_names_ends_a_text(tokenizer) -> None:
     """A config.json of another mind than tokenizer and template let answers run on."""
     target = small_target(vocab_size=len(tokenizer), eos_token_id=[7, 9])
