@@ -7,7 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
-from dflash_core.corpus.encoding import encoder_in, other_encoder
+from dflash_core.corpus.encoding import other_encoder
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding import AcceptanceReport, Prompt, evaluate_drafter, store_prompts
 from dflash_core.errors import TrainingError
@@ -32,7 +32,7 @@ def measure(settings: Settings, drafter: Path, held_out: Path) -> AcceptanceRepo
         TrainingError: In float32 a text differs from the target's own where no tie explains it.
     """
     prompts = store_prompts(TokenStore.open(held_out))
-    if sentence := other_encoder(drafter, encoder_in(held_out)):
+    if prompts and (sentence := other_encoder(drafter, prompts[0].encoder)):
         announce(sentence)
     with decoding_device(settings) as device, progress("texts decoded") as on_progress:
         report = _decode(settings, drafter, prompts, device, on_progress)

@@ -75,6 +75,12 @@ class Answer:
     reasoning_content: str | None = None
     refusal: str = ""
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """What it is in the chat that goes on behind it."""
+        thought = {"reasoning_content": self.reasoning_content} if self.reasoning_content else {}
+        return {"role": "assistant", "content": self.content, **thought}
+
 
 Generate = Callable[[Sequence[TurnPrompt]], Sequence[Answer]]
 
@@ -310,9 +316,7 @@ def _say(dialogue: _Dialogue, answer: Answer) -> None:
         answered = [k for k, said in enumerate(dialogue.said, 1) if said["role"] == "assistant"]
         del dialogue.said[max(answered, default=len(dialogue.said)) :]
         return
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
-    if answer.reasoning_content:
-        message["reasoning_content"] = answer.reasoning_content
+    message = answer.message
     dialogue.coming.pop(0)
     if answer.finish_reason == "length":
         # Nobody answers half a sentence: the conversation ends here, without an end-of-turn token.

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dflash_core.decoding.config import EvaluationConfig
+from dflash_core.decoding.plain import generate, stop_tokens
 from dflash_core.decoding.prompts import Prompt
 from dflash_core.decoding.report import (
     AcceptanceGroup,
@@ -46,8 +47,8 @@ def evaluate_drafter(
     Args:
         target: The target.
         drafter: Its drafter.
-        prompts: What to continue.
-        config: How long, how many, how sampled.
+        prompts: What to continue; later turns of their chats follow, each measured as a prompt.
+        config: How long, how many first turns, how sampled.
         on_progress: Called with the number of texts that are finished, and that of all.
         on_round: Called before each verification, which is often.
 
@@ -56,8 +57,10 @@ def evaluate_drafter(
         DraftError: Drafter and target do not fit together.
     """
     check_pair(target, drafter)
-    given = list(prompts)[: config.max_prompts]
-    prompts = _fitting(target, given, config.max_new_tokens)
+    with cpu_threads(best_threads(target)):
+        prompts, num_left_out = _by_turns(
+            target, list(prompts)[: config.max_prompts], config, on_round
+        )
     sizes = list(dict.fromkeys(min(size, len(prompts)) for size in config.batch_sizes))
     done = 0
 
@@ -73,13 +76,55 @@ def evaluate_drafter(
             decode_both(target, drafter, prompts, config, size, **listening) for size in sizes
         ]
         report = _report(target, drafter, prompts, config, measured)
-    return report.model_copy(update={"num_left_out": len(given) - len(prompts)})
+    return report.model_copy(update={"num_left_out": num_left_out})
 
 
-def _fitting(target: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Prompt]:
-    """Return the prompts that leave room for an answer: beyond its positions a model is another."""
+def _by_turns(
+    target: Any,
+    prompts: Sequence[Prompt],
+    config: EvaluationConfig,
+    on_round: Callable[[], None] | None,
+) -> tuple[list[Prompt], int]:
+    """Return prompts with those of their chats' later turns, and how many had to be left out.
+
+    A later turn is asked behind the target's own answer, as in the authors' harness. That answer
+    is known before anything is measured: speculative decoding must give the same, and every
+    drafter is then measured on the same prompts.
+    """
     if not prompts:
         raise DataError("there is no prompt to evaluate on")
+    stops = stop_tokens(target)
+    found: list[Prompt] = []
+    num_left_out = 0
+    asked = list(prompts)
+    while asked:
+        fitting = _fitting(target, asked, config.max_new_tokens, needed=not found)
+        num_left_out += len(asked) - len(fitting)
+        found += fitting
+        more = [(prompt, prompt.next_turn) for prompt in fitting if prompt.next_turn]
+        answers = generate(
+            target,
+            [prompt.token_ids for prompt, _ in more],
+            max_new_tokens=config.max_new_tokens,
+            batch_size=max(config.batch_sizes),
+            sampling=config.sampling,
+            seed=config.seed,
+            stop_token_ids=stops,
+            on_round=on_round,
+        )
+        asked = []
+        for (_, next_turn), answer in zip(more, answers, strict=True):
+            try:
+                asked.append(next_turn(answer.tolist(), stops))
+            except DataError:  # of what the target said, which nobody can mend
+                num_left_out += 1
+    return found, num_left_out
+
+
+def _fitting(
+    target: Any, prompts: Sequence[Prompt], max_new_tokens: int, *, needed: bool
+) -> list[Prompt]:
+    """Return the prompts that leave room for an answer: beyond its positions a model is another."""
     rows = target.input_embeddings.weight.shape[0]
     for number, prompt in enumerate(prompts):
         highest = int(np.max(prompt.token_ids, initial=0))
@@ -91,7 +136,7 @@ def _fitting(target: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> lis
     positions = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
     room = (positions or 2**31) - max_new_tokens
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
-    if not kept:
+    if needed and not kept:
         shortest = min(len(prompt.token_ids) for prompt in prompts)
         raise DataError(
             f"the shortest prompt has {shortest:,} tokens and with {max_new_tokens:,} new ones "
@@ -140,6 +185,7 @@ def _report(
         dtype=str(target.lm_head.weight.dtype).removeprefix("torch."),
         served_as=config.served_as,
         exactness=exactness,
+        encoder=prompts[0].encoder,
     )
 
 

@@ -26,7 +26,7 @@ class EvaluationConfig(FrozenModel):
     max_new_tokens: int = Field(default=256, ge=2)
     """Most tokens generated for a prompt."""
     max_prompts: int | None = Field(default=None, ge=1)
-    """Measure on the first prompts only."""
+    """Measure on the first prompts only; later turns of their chats are not counted."""
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
     """Prompts decoded together, no more than there are; speed is measured at each. Acceptance is
     that of the first; 1 is what wall-clock speed-up is usually stated for."""

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
+from dflash_core.corpus.encoding import EncoderFacts
 
 __all__ = [
     "AcceptanceGroup",
@@ -172,11 +173,14 @@ class AcceptanceReport(Speed):
     dtype: str
     """Precision of the target."""
     num_left_out: int = 0
-    """Prompts that do not fit into the target's positions with as many new tokens."""
+    """Prompts that do not fit into the target's positions with as many new tokens, or are asked
+    behind an answer that cannot be encoded."""
     served_as: str = "zlab"
     """Layout whose servers were stood in for."""
     exactness: Exactness | None = None
     """Greedy only, when compared with plain decoding."""
+    encoder: EncoderFacts | None = None
+    """Template, variables and thinking mode of the prompts, where known."""
     more_speeds: tuple[Speed, ...] = ()
     """Speed at each further batch size."""
 

@@ -118,7 +118,12 @@ def _show(report: AcceptanceReport, drafter: Path) -> None:
     console = print_table(acceptance_table(report))
     print_table(speed_table(report))
     if report.num_left_out:
-        console.print(f"{report.num_left_out:,} prompts left out: over the target's positions")
+        console.print(
+            f"{report.num_left_out:,} prompts left out: over the target's positions, or behind an "
+            "answer that cannot be encoded"
+        )
+    if report.encoder is not None:
+        console.print(f"encoder {report.encoder.digest[:8]}: {report.encoder.thinking}")
     total = max(sum(report.histogram), 1)
     shares = (f"{n}: {count / total:.0%}" for n, count in enumerate(report.histogram, start=1))
     console.print("tokens committed by a verification  " + "  ".join(shares))

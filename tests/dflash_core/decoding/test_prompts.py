@@ -8,9 +8,11 @@ from transformers import AutoTokenizer
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.loading import encoder_of
 from dflash_core.corpus.prepare import prepare_store
+from dflash_core.decoding import EvaluationConfig, evaluate_drafter, generate, stop_tokens
 from dflash_core.decoding.prompts import read_prompts
 from dflash_core.errors import DataError
 from tests.dflash_core.corpus import templates
+from tests.dflash_core.draft.parts import small_drafter, small_target
 
 TARGET = Path(__file__).parents[3] / "configs" / "demo_target"
 
@@ -64,7 +66,7 @@ def test_prompts_of_another_encoder_than_the_drafters_are_told(tokenizer, tmp_pa
 def test_rows_that_the_template_refuses_are_counted_and_named(tokenizer, tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text(templates.REFUSES_LATE_SYSTEM)
-    late = {"messages": [{"role": role, "content": "x"} for role in ("user", "system")]}
+    late = {"messages": [{"role": role, "content": "x"} for role in ("user", "user", "system")]}
     file = write(tmp_path / "a.jsonl", chat("q", "a"), late, chat("q"), chat("r"))
     few, enough = (CorpusConfig(chat_template=template, max_reject_share=m) for m in (0.2, 0.25))
     told: list[str] = []
@@ -72,6 +74,43 @@ def test_rows_that_the_template_refuses_are_counted_and_named(tokenizer, tmp_pat
     assert told[0].startswith(f"1 of 4 rows are passed over, the first: row 2 of {file} the chat")
     with pytest.raises(DataError, match=r"1 of 4 rows were .* row 2 of .*a\.jsonl .*System"):
         read_prompts(file, tokenizer, few)
+
+
+MT_BENCH = {"turns": ["One?", "Two?", "Three?"], "domain": "mt"}
+
+
+def test_each_user_turn_is_asked_behind_the_targets_own_answer(tokenizer, tmp_path):
+    """Rows of questions alone, of which each turn is measured; the first of them are counted."""
+    target = small_target(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    target.tokenizer = tokenizer
+    encoder = encoder_of(tokenizer, CorpusConfig())
+    file = write(tmp_path / "a.jsonl", MT_BENCH, chat("q"))
+    prompts = read_prompts(file, encoder, CorpusConfig())
+    settings = EvaluationConfig(max_new_tokens=6, max_prompts=1)
+    report = evaluate_drafter(target, small_drafter(target), prompts, settings)
+    assert {name: g.num_prompts for name, g in report.by_domain.items()} == {"mt": 3}
+    assert report.exactness and report.exactness.num_faults == 0 and not report.num_left_out
+    assert report.encoder and report.encoder.digest == encoder.digest
+    said, turn = [], prompts[0]
+    for question, measured in zip(MT_BENCH["turns"], report.per_prompt, strict=True):
+        said.append({"role": "user", "content": question})
+        ids = encoder.encode_prompt(said).tolist()
+        assert turn is not None and turn.token_ids.tolist() == ids
+        (text,) = generate(target, [ids], max_new_tokens=6)
+        assert measured[0] == len(text) - 1
+        turn = turn.next_turn(text.tolist(), stop_tokens(target)) if turn.next_turn else None
+        said.append({"role": "assistant", "content": tokenizer.decode(text)})
+    assert turn is None
+
+
+def test_a_later_turn_over_the_targets_positions_is_left_out(tokenizer, tmp_path):
+    (prompt,) = read_prompts(write(tmp_path / "a.jsonl", MT_BENCH), tokenizer, CorpusConfig())
+    room = len(prompt.token_ids) + 8
+    target = small_target(vocab_size=len(tokenizer), max_position_embeddings=room)
+    target.tokenizer = tokenizer
+    settings = EvaluationConfig(max_new_tokens=8)
+    report = evaluate_drafter(target, small_drafter(target), [prompt], settings)
+    assert (report.overall.num_prompts, report.num_left_out) == (1, 1)
 
 
 @pytest.mark.parametrize(
