@@ -1,7 +1,8 @@
 """Lengths out of token data on disk: Parquet, Arrow, JSON lines, CSV, or a token store.
 
 Polars streams the files and hands back one row per distinct length, so memory does not grow with
-the number of samples. Of a file with a length column, tokens are not read at all.
+the number of samples. Of a file with a length column, tokens are not read, but for a few rows that
+lie evenly over it: their ids must be as many as the column says.
 """
 
 import glob
@@ -36,6 +37,7 @@ PARQUET, ARROW, JSON_LINES, CSV = (
 SUFFIXES = (*PARQUET, *ARROW, *JSON_LINES, *CSV)
 PROFILE_SUFFIX = ".json"
 ARROW_MAGIC = b"ARROW1"
+CHECKED_RUNS, CHECKED_ROWS = 8, 64  # of a file with lengths and ids
 
 
 class TokenColumns(FrozenModel):
@@ -238,6 +240,8 @@ def _measures(
         (column,) = schema  # a file of nothing but lengths
     if column in schema:
         length = _whole(frame, column, schema[column], file)
+        if tokens is not None:
+            _check_lengths(frame.select(told=length, held=tokens.list.len()), file, column, names)
     elif tokens is not None:
         length = tokens.list.len().cast(pl.Int64)
     else:
@@ -251,6 +255,29 @@ def _measures(
         supervised=_supervised(schema, names, limit),
         domain=domain.fill_null(""),
     )
+
+
+def _check_lengths(counts: "pl.LazyFrame", file: Path, column: str, names: TokenColumns) -> None:
+    """Refuse a length column that says otherwise than the ids.
+
+    Of JSON lines, which are parsed anyhow, all rows are looked at; else runs of rows, evenly
+    over the file (in Arrow's stream format over each batch, from which its rows are counted).
+    """
+    import polars as pl
+
+    runs = [counts.with_row_index("row")]
+    if format_suffix(file) not in JSON_LINES:  # of which each run would be read from the start
+        num_rows = _collect(counts.select(pl.len()), file).item()
+        step = max(num_rows // CHECKED_RUNS, CHECKED_ROWS)
+        starts = range(0, num_rows, step)
+        runs = [counts.slice(k, CHECKED_ROWS).with_row_index("row", offset=k) for k in starts]
+    differs = pl.col("told") != pl.col("held")
+    for run in runs:
+        for row, told, held in _collect(run.filter(differs).head(1), file).rows():
+            raise DataError(
+                f"row {row} of {file} has length {told:,} in column '{column}' but {held:,} ids in "
+                f"'{names.tokens}'; name another column with --length-column, or rename this one"
+            )
 
 
 def _list_of(schema: "pl.Schema", name: str) -> "pl.Expr | None":

@@ -130,6 +130,22 @@ def test_a_folder_of_datasets_and_stores_counts_each_sample_once(tmp_path):
     assert sorted(read_lengths(tmp_path / "both")[0].tolist()) == [4, 7, 7, 9, 9]
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
+def test_a_length_column_is_held_against_the_ids(tmp_path, suffix):
+    """A column of characters, or of lengths before a cut, is no measure of the tokens."""
+    ids = [[1] * (1 + row % 3) for row in range(1_000)]
+    lengths = [len(row) for row in ids]
+    columns = {"input_ids": ids, "chars": [9 * n for n in lengths]}
+    path = write(tmp_path / f"data.{suffix}", pl.DataFrame({**columns, "length": lengths}))
+    assert read_lengths(path)[0].tolist() == lengths
+    with pytest.raises(DataError, match=r"row 0 of .* has length 9 in column 'chars' but 1 ids"):
+        read_lengths(path, columns=TokenColumns(length="chars"))
+    late = [*lengths[:900], *(n + 1 for n in lengths[900:])]
+    path = write(tmp_path / f"late.{suffix}", pl.DataFrame({**columns, "length": late}))
+    with pytest.raises(DataError, match=r"row 900 of .*; name another column with --length"):
+        profile_data([path])
+
+
 def test_bad_numbers_in_a_length_column_are_counted(tmp_path):
     values = pl.Series("n", [3, 0, -7, None, 2**63 - 1, 2**63 + 5], dtype=pl.Int128)
     path = write(tmp_path / "data.parquet", pl.DataFrame([values]))
