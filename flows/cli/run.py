@@ -41,6 +41,8 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    # Else its own server, told to end while it writes, puts tracebacks after our last line.
+    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
     # Its own server for the run takes longer than Prefect's 20 s where other work runs beside it.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "TRANSFORMERS_VERBOSITY": "error",
