@@ -4,6 +4,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
+from dflash_core.decoding.cache import check_together
 from dflash_core.draft import draft_spec
 from dflash_core.errors import ConfigError
 from dflash_core.target import load_target
@@ -17,7 +18,8 @@ def inspect_target(settings: Settings) -> str:
     """Load the target, check that the drafter fits it, and return it in words.
 
     Raises:
-        TargetError: The folder is no target model, or its layers do not fit.
+        TargetError: The folder is no target model, its layers do not fit, or what is trained could
+            not be evaluated as the settings say.
         DraftError: The drafter's settings do not fit the target.
         ConfigError: It is not a drafter that would be trained.
     """
@@ -28,6 +30,7 @@ def inspect_target(settings: Settings) -> str:
         )
     target = load_target(settings.target)
     draft_spec(settings.draft, target)
+    check_together(target, max(settings.evaluation.batch_sizes))
     parameters = sum(parameter.numel() for parameter in target.model.parameters())
     words = (
         f"{settings.target.path.name} ({type(target.model).__name__}, {parameters / 1e6:.1f} M "

@@ -38,7 +38,7 @@ from dflash_core.draft.model import DraftModel, KeyValue
 from dflash_core.errors import TargetError
 from dflash_core.target.families import target_traits
 
-__all__ = ["DecodingCache", "takes_padding"]
+__all__ = ["DecodingCache", "check_together", "drafts_together", "takes_padding"]
 
 HOLES = 0.25
 SPARE_COLUMNS = 16
@@ -50,6 +50,25 @@ def takes_padding(target: Any) -> bool:
     """Whether prompts of different lengths can be decoded together, padded on the left."""
     kinds = {type(layer) for layer in _library_cache(target.model.config).layers}
     return not kinds.isdisjoint(COLUMNS) and kinds <= {*COLUMNS, *STATES, DummyLayer}
+
+
+def drafts_together(target: Any) -> bool:
+    """Whether drafts of several texts can be verified at once."""
+    return not _stateful(_library_cache(target.model.config))
+
+
+def check_together(target: Any, num_rows: int) -> None:
+    """Look whether a target can verify the drafts of as many texts at once.
+
+    Raises:
+        TargetError: It has running states, and the texts are several.
+    """
+    if num_rows > 1 and not drafts_together(target):
+        raise TargetError(
+            f"the target '{target.model.config.get_text_config().model_type}' keeps running "
+            f"states, which can take back refused tokens of one text at a time, not of {num_rows}; "
+            "set evaluation.batch_sizes to 1"
+        )
 
 
 class DecodingCache:
@@ -73,18 +92,10 @@ class DecodingCache:
         self._slides = target_traits(config).slides
         self.valid_BL = torch.zeros(num_rows, 0, dtype=torch.bool, device=self.device)
         self._target_cache = _library_cache(target.model.config)
-        self._states = [
-            number
-            for number, layer in enumerate(self._target_cache.layers)
-            if drafter is not None and type(layer) not in (DynamicLayer, DummyLayer)
-        ]
+        self._states = [] if drafter is None else _stateful(self._target_cache)
         self._before: list[Any] = []
-        if self._states and num_rows > 1:
-            raise TargetError(
-                f"the target '{config.model_type}' keeps running states, which can take back "
-                f"refused tokens of one text at a time, not of {num_rows}; set "
-                "evaluation.batch_sizes to 1"
-            )
+        if drafter is not None:
+            check_together(target, num_rows)
         # transformers 5.2x renames the argument and warns about the old name.
         accepted = inspect.signature(target.model.forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"
@@ -279,6 +290,12 @@ def _library_cache(config: Any) -> DynamicCache:
             states = layer.number_of_states
             cache.layers[number] = LinearAttentionAndFullAttentionLayer(number_of_states=states)
     return cache
+
+
+def _stateful(cache: DynamicCache) -> list[int]:
+    """Return the layers that keep a running state."""
+    forgets = (DynamicLayer, DummyLayer)
+    return [number for number, layer in enumerate(cache.layers) if type(layer) not in forgets]
 
 
 def _filled(cache: DynamicCache) -> list[Any]:

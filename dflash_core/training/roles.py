@@ -278,12 +278,13 @@ def _acceptance(
 ) -> Callable[[Callable[[], None]], float]:
     """Return what decodes held-out prompts with the drafter as it is."""
     from dflash_core.decoding import EvaluationConfig, Prompt, evaluate_drafter
+    from dflash_core.decoding.cache import drafts_together
 
     assert stores.heldout is not None
     validation = job.training.validation
     config = EvaluationConfig(
         max_new_tokens=validation.max_new_tokens,
-        batch_sizes=(validation.num_prompts,),
+        batch_sizes=(validation.num_prompts if drafts_together(target) else 1,),
         compare_plain=False,
     )
     prompts = [

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.dflash_core.training.conftest import (
     run_ranks,
     status,
 )
+from tests.tiny import tiny_family
 
 FAST = {"learning_rate": 1e-2, "warmup_ratio": 0.0}
 
@@ -53,6 +55,18 @@ def test_real_acceptance_is_measured_and_the_best_drafter_is_exported(make_job: 
     assert [number for number, tau in taus.items() if tau is not None] == [4, 8]
     best = max((4, 8), key=lambda number: (taus[number], number))
     _assert_exported(job, best)
+
+
+def test_acceptance_of_a_target_with_running_states_is_measured_text_by_text(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    kinds = ["conv", "full_attention"] * 2
+    path = tiny_family(tmp_path / "lfm2", "lfm2", layer_types=kinds)
+    validation = {"every_steps": 1, "accept_every_steps": 1, "max_new_tokens": 4, "num_prompts": 2}
+    job = make_job(validation=validation, max_steps=1)
+    target = job.target.model_copy(update={"path": path})
+    run_here(job.model_copy(update={"target": target}))
+    assert read_steps(job)[0]["heldout_acceptance"] >= 1
 
 
 def test_decoding_for_longer_than_the_timeout_ends_no_run(make_job: MakeJob, monkeypatch) -> None:
