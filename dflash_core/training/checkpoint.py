@@ -55,6 +55,8 @@ class Cursor(FrozenModel):
     """Steps skipped in a row for a loss that was not finite."""
     skipped_steps: int = 0
     """Steps skipped in all."""
+    first_loss: float | None = None
+    """Loss of the first step that anything was learnt from."""
     best_step: int | None = None
     """Step of the best held-out measurement."""
     best_score: float | None = None

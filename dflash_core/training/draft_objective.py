@@ -1,5 +1,6 @@
 """Train the drafter on the frozen target's features."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ class DraftObjective:
         self._loss = job.loss
         self._precision = job.training.precision
         self.num_positions = spec.block_size
+        self.guess_loss = math.log(spec.draft_vocab_size or spec.vocab_size)
         self.num_sums = 2 + COUNTS + POSITION_ROWS * spec.block_size
         self._embedding_VD = target.input_embeddings.weight
         self._head_VD = target.lm_head.weight

@@ -68,6 +68,8 @@ class Objective(Protocol):
     """Length of the sums."""
     num_positions: int
     """Positions that the loss is kept apart by."""
+    guess_loss: float
+    """Loss of a model that takes all tokens of its vocabulary to be equally likely."""
 
     @property
     def module(self) -> nn.Module:

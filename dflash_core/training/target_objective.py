@@ -1,5 +1,6 @@
 """Train the target itself: next-token cross-entropy on supervised tokens."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ class TargetObjective:
             self._tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
         vocab_size = len(self._model.get_input_embeddings().weight)
         check_tokens((store, heldout), ranks, vocab_size=vocab_size)
+        self.guess_loss = math.log(vocab_size)
         self._model.requires_grad_(True)
         self._next_token = _NextToken(self._model)
         check_logits(

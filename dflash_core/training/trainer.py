@@ -36,6 +36,7 @@ from dflash_core.training.validation import Validation
 __all__ = ["MEMORY_NAME", "Trainer"]
 
 MEMORY_NAME = "memory.json"
+ABSURD = 2.0  # times the loss of guessing, and the first: no model that learns is there
 
 
 class Trainer:
@@ -74,7 +75,8 @@ class Trainer:
         self._monitor = StepMonitor(epochs, objective, ranks)
         self._save_s = 0.0
         self._before_best = cursor
-        self._finite_step = cursor.step  # since then nothing was learnt
+        self._learnt_step = cursor.step  # since then nothing was learnt
+        self._sane_step = cursor.step  # since then every loss was of a model that is astray
         if cursor.step:
             self._load(cursor.step)
 
@@ -96,7 +98,7 @@ class Trainer:
 
         Raises:
             TrainingError: Too many steps in a row, or the last ones, without a finite loss, weights
-                that are not finite, or another rank left.
+                that are not finite or far from anything learnt at the end, or another rank left.
         """
         metrics = None
         if self._ranks.is_first:
@@ -114,7 +116,7 @@ class Trainer:
                         self._stop_here()
                         return False
                     self._save_if_due(worth_keeping)
-            if self._cursor.bad_steps:
+            if self._is_astray:
                 raise self._diverged("which is the last")
             return True
         except BaseException:
@@ -171,8 +173,10 @@ class Trainer:
         sums = StepSums.zeros(self._objective)
         where = f"step {step + 1}"
         works = self._own(self._epochs.work(step))
+        last = None
         for ready in pipeline.follow(works, self._objective.idle):
             self._learn(ready, sums)
+            last = ready if ready.work.micro_batch.weight > 0 else last
         self._monitor.end_of_work(pipeline, sums, asked_to_stop=self._stop.asked)
         # Between hosts, and first: who does not come is named, before a device waits for them.
         self._ranks.add(sums.flat, what=where)
@@ -188,6 +192,8 @@ class Trainer:
             "skipped": skipped,
             "skipped_steps": self._cursor.skipped_steps,
         }
+        if self._cursor.step == self._epochs.num_steps and not self._is_astray:
+            self._judge_last_update(last)
         return line, sums.asked_to_stop
 
     def _learn(self, ready: Ready, sums: StepSums) -> None:
@@ -207,13 +213,39 @@ class Trainer:
             return norm, True
         set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
-        self._finite_step = self._cursor.step + 1
+        self._learnt_step = self._cursor.step + 1
+        self._judge(loss / weight)
         return norm, False
+
+    def _judge(self, loss: float) -> None:
+        """Note whether a loss is of a model that learns; every rank judges alike."""
+        first = loss if self._cursor.first_loss is None else self._cursor.first_loss
+        self._move(first_loss=first)
+        if loss <= ABSURD * max(first, self._objective.guess_loss):
+            self._sane_step = self._learnt_step
+
+    def _judge_last_update(self, ready: Ready | None) -> None:
+        """Run the weights that no step follows once, on what this rank has just learnt from."""
+        sums = StepSums.zeros(self._objective)
+        self._learnt_step += 1  # as a step after it would
+        with torch.no_grad():
+            if ready is None:
+                self._objective.idle()
+            else:
+                self._learn(ready, sums)
+        self._ranks.add(sums.flat, what=f"the loss after step {self._cursor.step}")
+        loss, weight = sums.objective[:2].tolist()
+        self._judge(loss / (weight if weight > 0 else 1.0))
+
+    @property
+    def _is_astray(self) -> bool:
+        """Whether the last losses were not finite, or far worse than guessing."""
+        return self._cursor.bad_steps > 0 or self._sane_step < self._learnt_step
 
     def _advance(self, skipped: bool) -> None:
         step, limit = self._cursor.step + 1, self._job.training.max_bad_steps
         # A step without anything to learn from says nothing of the weights.
-        bad_steps = self._cursor.bad_steps + skipped if self._finite_step < step else 0
+        bad_steps = self._cursor.bad_steps + skipped if self._learnt_step < step else 0
         self._move(
             step=step, bad_steps=bad_steps, skipped_steps=self._cursor.skipped_steps + skipped
         )
@@ -223,12 +255,19 @@ class Trainer:
     def _diverged(self, where: str) -> TrainingError:
         """Return the failure, and put aside the weights that no step has shown to be good."""
         if self._ranks.is_first:
-            give_up(self.checkpoints, step=self._finite_step)
-        what = f"the loss was not finite in {self._cursor.bad_steps} steps in a row up to"
+            give_up(self.checkpoints, step=self._sane_step)
+        what = "the weights are not finite after"
+        if self._cursor.bad_steps:
+            what = f"the loss was not finite in {self._cursor.bad_steps} steps in a row up to"
+        elif self._is_astray:
+            what = (
+                f"the loss is not a number or more than {ABSURD:g} times that of guessing "
+                f"({self._objective.guess_loss:.3g}) and of the first step "
+                f"({self._cursor.first_loss:.3g}) after"
+            )
         return TrainingError(
-            f"{what if self._cursor.bad_steps else 'the weights are not finite after'} step "
-            f"{self._cursor.step}, {where}; lower training.optimizer.learning_rate, and the same "
-            "run goes on from its last good checkpoint, or from the start without one"
+            f"{what} step {self._cursor.step}, {where}; lower training.optimizer.learning_rate, "
+            "and the same run goes on from its last good checkpoint, or from the start without one"
         )
 
     def _measure(self, pipeline: Pipeline, line: dict[str, Any]) -> bool:
@@ -244,7 +283,7 @@ class Trainer:
         works = self._own(self._epochs.heldout_work(step))
         found = self._validation.measure(step, works, pipeline)
         line |= found.metrics
-        if found.score is None or not math.isfinite(found.score) or self._cursor.bad_steps:
+        if found.score is None or not math.isfinite(found.score) or self._is_astray:
             return False
         best = self._cursor.best_score
         gained = best is None or found.score > best
@@ -281,7 +320,7 @@ class Trainer:
 
     def _save_if_due(self, worth_keeping: bool) -> None:
         step, every = self._cursor.step, self._job.training.checkpoint_every_steps
-        if self._cursor.bad_steps:
+        if self._is_astray:
             return
         over = step >= self._epochs.num_steps or self._patience_is_over
         if worth_keeping or over or step % every == 0:
@@ -291,8 +330,8 @@ class Trainer:
         """Save within the time that a stop leaves; every rank decides alike."""
         limit = self._job.training.shutdown_save_s
         why = f"a checkpoint takes {self._save_s:.0f} s and the limit is {limit:.0f} s"
-        if self._cursor.bad_steps or self._save_s > limit:
-            why = "the last loss was not finite" if self._cursor.bad_steps else why
+        if self._is_astray or self._save_s > limit:
+            why = "the last losses were those of a diverged run" if self._is_astray else why
             last = latest_step(self.checkpoints)
             reason = f"asked to stop; {why}, so the run goes on from step {last}"
         else:

@@ -143,6 +143,22 @@ def test_weights_that_are_not_finite_are_never_kept(make_job: MakeJob) -> None:
     assert not has_checkpoint(job.run_dir)
 
 
+@pytest.mark.parametrize(("objective", "max_steps"), [("draft", 1), ("target", 1), ("draft", None)])
+def test_finite_weights_that_know_less_than_nothing_are_not_exported(
+    make_job: MakeJob, objective: str, max_steps: int | None
+) -> None:
+    """After the very last update, which no step's loss shows, and after many."""
+    wild = {"learning_rate": 1e3, "warmup_ratio": 0.0, "grad_clip": 1e9}
+    often: dict[str, Any] = {"checkpoint_every_steps": 1, "preflight": False}
+    often |= {"objective": objective, "max_steps": max_steps}
+    with pytest.raises(TrainingError, match=r"2 times that of guessing \(5\.95\) and of the first"):
+        run_here(job := make_job(optimizer=wild, **often))
+    assert not (job.run_dir / ("drafter" if objective == "draft" else "target")).exists()
+    assert not has_checkpoint(job.run_dir)
+    run_here(make_job(optimizer={"learning_rate": 1e-4}, **often))
+    assert status(job)["state"] == "finished"
+
+
 STARTER = """
 import subprocess, sys
 rank = subprocess.Popen([sys.executable, "-m", "dflash_core.training", "--config", sys.argv[1]])
