@@ -49,7 +49,8 @@ ENVELOPES = ("body", "input")
 # What no reader here takes, by key, in rows and in messages: it would be lost in silence.
 MEDIA = {
     name: f"has something under '{name}', which is not read; give rows of text alone"
-    for name in ("image", "images", "image_url", "video", "videos", "audio", "audios")
+    for kind in ("image", "video", "audio")
+    for name in (kind, f"{kind}s", f"{kind}_url", f"{kind}_path")
 }
 UNREAD = {
     **MEDIA,
@@ -57,6 +58,7 @@ UNREAD = {
 }
 UNREAD_IN_ROWS = {
     **UNREAD,
+    "documents": "has 'documents', which its prompt would lack; write them into the messages",
     **{
         name: f"has its own {name}; remove it and set corpus.template_variables"
         for name in ("chat_template_kwargs", "enable_thinking")
@@ -172,8 +174,15 @@ def check_keys(row: Mapping[str, Any], unread: Mapping[str, str]) -> None:
         DataError: It does.
     """
     for name, why in unread.items():
-        if row.get(name) not in (None, "", [], {}):
+        if _says_something(row.get(name)):
             raise DataError(why)
+
+
+def _says_something(value: Any) -> bool:
+    """Say whether a value is more than nulls and empty texts, however deep they stand."""
+    if isinstance(value, dict | list):
+        return any(map(_says_something, value.values() if isinstance(value, dict) else value))
+    return value not in (None, "")
 
 
 def check_wanted(row: Mapping[str, Any]) -> None:

@@ -96,7 +96,7 @@ def test_another_encoding_is_named(tmp_path, chats, tokenizer_folder, capsys) ->
     assert "template.jinja is not UTF-8: byte 0xff at 0; convert it" in capsys.readouterr().err
     chats.write_text(chats.read_text(), encoding="utf-16")
     assert main(words) == 2
-    assert capsys.readouterr().err.endswith("is: is UTF-16, not UTF-8; convert it\n")
+    assert capsys.readouterr().err.endswith("chats.jsonl is UTF-16, not UTF-8; convert it\n")
 
 
 def test_answers_of_other_chats_or_another_target_are_not_reused(tmp_path, chats, capsys) -> None:
