@@ -243,7 +243,11 @@ def _measures(
         if tokens is not None:
             _check_lengths(frame.select(told=length, held=tokens.list.len()), file, column, names)
     elif tokens is not None:
+        # Padding is no token, here and where such rows are prepared.
+        real = _list_of(schema, "attention_mask")
         length = tokens.list.len().cast(pl.Int64)
+        if real is not None:
+            length = pl.coalesce(real.list.sum().cast(pl.Int64), length)
     else:
         raise DataError(
             f"{file} has neither a column '{names.length}' nor lists in '{names.tokens}' but "
@@ -299,6 +303,9 @@ def _supervised(schema: "pl.Schema", names: TokenColumns, limit: int | None) -> 
     if names.supervised in schema:
         counted = pl.col(names.supervised).cast(pl.Int64)
         return counted if limit is None else counted.clip(upper_bound=limit)
+    if (labels := _list_of(schema, "labels")) is not None:
+        labels = labels if limit is None else labels.list.head(limit)
+        return labels.list.len().cast(pl.Int64) - labels.list.count_matches(-100).cast(pl.Int64)
     return pl.lit(None, dtype=pl.Int64)
 
 

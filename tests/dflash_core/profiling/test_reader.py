@@ -77,6 +77,20 @@ def test_lists_of_fixed_size_are_lists_too(tmp_path):
     assert (profile.total_tokens, profile.total_supervised) == (3, 2)
 
 
+def test_padding_is_no_token_and_labels_are_a_mask(tmp_path):
+    rows = [
+        {
+            "input_ids": [0, 0, 5, 6, 7],
+            "attention_mask": [0, 0, 1, 1, 1],
+            "labels": [-100] * 4 + [7],
+        },
+        {"input_ids": [5, 6], "attention_mask": None, "labels": [-100, 6]},
+    ]
+    path = write(tmp_path / "data.parquet", pl.DataFrame(rows))
+    assert profile_data([path]).lengths.tolist() == [2, 3]
+    assert profile_data([path]).total_supervised == 2
+
+
 def test_json_columns_that_appear_late_are_not_lost(tmp_path):
     path = tmp_path / "data.jsonl"
     early = [{"input_ids": []}] * 150
