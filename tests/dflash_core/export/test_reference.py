@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import MuseGlimmerAssistantModel
 
 from dflash_core.decoding import generate
 from dflash_core.decoding.speculative import speculative_generate
@@ -17,6 +16,7 @@ from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
 ROOT = Path(__file__).resolve().parents[3]
 
 reference = pytest.importorskip("dflash.model", reason="the authors' package is not installed")
+from tests.dflash_core.export import decoders  # noqa: E402  (needs the package)
 
 WINDOWED = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 12}
 
@@ -83,65 +83,8 @@ def test_generation_loop_equals_the_reference(pair, target):
     """The same text in the same number of target forwards."""
     ours, theirs, _ = pair
     for prompt in prompts():
-        found = by_ours(target, ours, prompt, 20)
-        assert by_authors(target, theirs, prompt, 20) == found
-
-
-def by_ours(target, drafter, prompt, num_tokens):
-    (found,) = speculative_generate(target, drafter, [prompt], max_new_tokens=num_tokens)
-    return found.token_ids.tolist(), len(found.acceptance_lengths) + 1
-
-
-def by_authors(target, drafter, prompt, num_tokens):
-    ids, stops = torch.from_numpy(prompt)[None], [target.model.config.eos_token_id]
-    return counted(
-        target,
-        prompt,
-        lambda: reference.dflash_generate(
-            drafter, target.model, ids, num_tokens, stops, return_stats=False
-        ),
-    )
-
-
-def by_transformers(target, drafter, prompt, num_tokens):
-    ids = torch.from_numpy(prompt)[None]
-    target.model.generation_config.speculation_type = "dflash"
-    return counted(
-        target,
-        prompt,
-        lambda: target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=drafter,
-            max_new_tokens=num_tokens,
-            do_sample=False,
-        ),
-    )
-
-
-def counted(target, prompt, decode):
-    """Return the new tokens, and the target's forwards that they took."""
-    forwards = []
-    hook = target.model.register_forward_hook(lambda *_: forwards.append(1))
-    (ids,) = decode()
-    hook.remove()
-    return ids[len(prompt) :].tolist(), len(forwards)
-
-
-def three_agree(target, ours, texts, folder):
-    """Assert that the loops decode alike; return the acceptance length."""
-    zlab = export_drafter(ours, folder / "zlab", dtype=torch.float32)
-    authors = reference.DFlashDraftModel.from_pretrained(zlab).eval()
-    out = export_drafter(ours, folder / "native", layout="transformers", dtype=torch.float32)
-    native, info = MuseGlimmerAssistantModel.from_pretrained(out, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    num_forwards = num_tokens = 0
-    for prompt in texts:
-        found = by_ours(target, ours, prompt, 48)
-        assert by_authors(target, authors, prompt, 48) == found
-        assert by_transformers(target, native.eval(), prompt, 48) == found
-        num_tokens, num_forwards = num_tokens + len(found[0]), num_forwards + found[1]
-    return num_tokens / num_forwards
+        found = decoders.by_ours(target, ours, prompt, 20)
+        assert decoders.by_authors(target, theirs, prompt, 20) == found
 
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
@@ -152,7 +95,7 @@ def test_three_decoders_agree_on_a_drafter_that_knows_its_texts(tmp_path):
     texts = test_overfit.varied_texts(target)
     shape = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 7}
     ours, _ = test_overfit.train(target, texts, num_steps=90, is_causal=False, **shape)
-    assert three_agree(target, ours, texts[0][:4], tmp_path) > 4
+    assert decoders.three_agree(target, ours, texts[0][:4], tmp_path) > 4
 
 
 @pytest.mark.integration
@@ -164,7 +107,7 @@ def test_three_decoders_agree_on_the_demo_target(tmp_path):
     prompts = [np.array(target.tokenizer(chat)["input_ids"][:8]) for chat in chats]
     answers = generate(target, prompts, max_new_tokens=72, batch_size=4, stop_token_ids=())
     ours, _ = test_overfit.train(target, (prompts, answers), num_steps=60)
-    assert three_agree(target, ours, prompts, tmp_path) > 2
+    assert decoders.three_agree(target, ours, prompts, tmp_path) > 2
 
 
 def test_a_checkpoint_of_the_reference_loads_into_ours(pair, target, tmp_path):
