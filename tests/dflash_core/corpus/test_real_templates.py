@@ -74,8 +74,13 @@ END["smollm2"] = "<|im_end|>"
 VARIABLES = {"date_string": "26 Jul 2024"}
 
 REFUSALS = {
-    "smollm2": {"the chat template drops the call of tool "},
+    "smollm2": {
+        "the chat template drops the call of tool ",
+        "the chat template drops the thought",
+        "the chat template drops the tool ",
+    },
     "llama3": {
+        "the chat template drops the thought",
         "the chat template drops the text beside the tool call",
         "the chat template refuses the conversation: This model only supports single tool-calls at "
         "once!",
