@@ -10,7 +10,7 @@ from configs.settings import Settings
 from flows.train_drafter import train_drafter
 from tasks.prepare import prepare_corpus
 from tasks.profile import profile_lengths
-from tasks.promote import challenge, find_champion, is_news, with_champion
+from tasks.promote import challenge, check_judgeable, find_champion, is_news, with_champion
 from tasks.run_folder import open_run_folder
 
 __all__ = ["retrain"]
@@ -29,6 +29,7 @@ def retrain(settings: Settings) -> str | State[Any]:
         champion = find_champion(settings, folder)
         if not is_news(settings, folder, champion, corpus.train):
             return Completed(name="Skipped", message="no new data since the last training")
+        check_judgeable(settings, corpus.held_out)
         profile = profile_lengths(corpus.train, folder, dask=settings.run.dask)
         started = with_champion(settings, champion, profile)
         state: State[Any] = train_drafter(started, return_state=True)

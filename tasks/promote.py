@@ -7,7 +7,9 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import RetrainConfig, Settings
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import AcceptanceReport, compare_drafters
+from dflash_core.decoding import AcceptanceReport, compare_drafters, store_prompts
+from dflash_core.decoding.comparison import LEAST_BATCHES
+from dflash_core.errors import ConfigError
 from dflash_core.profiling import LengthProfile, length_drift
 from dflash_core.reporting import RunSummary
 from tasks.console import announce
@@ -17,7 +19,32 @@ from tasks.run_folder import RunFolder
 
 BEATEN = f"{CHALLENGER}.reason"  # what set_alias writes on a challenger that lost
 
-__all__ = ["challenge", "find_champion", "is_better", "is_news", "with_champion"]
+__all__ = [
+    "challenge",
+    "check_judgeable",
+    "find_champion",
+    "is_better",
+    "is_news",
+    "with_champion",
+]
+
+
+def check_judgeable(settings: Settings, held_out: Path) -> None:
+    """Look, before a training, whether its drafter could be held against the champion after it.
+
+    Raises:
+        ConfigError: Speed-up decides, and the held-out prompts are too few for an interval of it.
+    """
+    if settings.retrain.promote_by != "speedup":
+        return
+    store, size = TokenStore.open(held_out), settings.evaluation.batch_sizes[0]
+    count = len(store_prompts(store, max_prompts=settings.evaluation.max_prompts))
+    if count < LEAST_BATCHES * size:
+        raise ConfigError(
+            f"retrain.promote_by 'speedup' times {LEAST_BATCHES} full batches of "
+            f"evaluation.batch_sizes[0] {size}, but {count} prompts are held out; begin "
+            "evaluation.batch_sizes with a smaller one, or hold out more"
+        )
 
 
 @task(name="find-champion", cache_policy=NO_CACHE)
@@ -118,5 +145,6 @@ def is_better(
             f"margin {config.min_gain:g}; {challenger.words}"
         )
     if (challenger.speedup or 0.0) < config.min_speedup:
-        return False, f"{figures}, under retrain.min_speedup {config.min_speedup:g}"
+        short = "under" if challenger.speedup else "and no full batch was timed for"
+        return False, f"{figures}, {short} retrain.min_speedup {config.min_speedup:g}"
     return better, figures

@@ -9,7 +9,7 @@ from dflash_core.config import FrozenModel
 from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.errors import DataError
 
-__all__ = ["Gain", "Measure", "compare_drafters"]
+__all__ = ["LEAST_BATCHES", "Gain", "Measure", "compare_drafters"]
 
 NUM_RESAMPLES = 10_000
 LEAST_BATCHES = 2  # of a single one every resample is the same

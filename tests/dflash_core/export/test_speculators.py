@@ -1,10 +1,11 @@
 """Against PyPI speculators 0.9.0, which needs an environment of its own; skipped elsewhere.
 
-Last run on 2026-11-29 with speculators 0.9.0, torch 2.13.0, transformers 5.19.0: all passed. To run
-it again: ``pip install torch==2.13.0 speculators==0.9.0 numba polars pytest hypothesis`` in a new
-environment, ``pip uninstall torchvision torchaudio`` where they do not fit that torch, and
+Last run on 2026-12-01 with speculators 0.9.0, torch 2.13.0, transformers 5.24.0: all passed.
+speculators pins transformers to 5.19 or older, which this project's decoding does not run on, so it
+is installed without its pins: in a copy of this project's environment
+``pip install --no-deps speculators==0.9.0 hs-connectors==0.9.0`` and ``pip install datasets``, then
 ``python -m pytest -c /dev/null --rootdir . tests/dflash_core/export/test_speculators.py``: the
-project's own warning filters name packages that are not there.
+project's own warning filters name packages that may not be there.
 """
 
 import numpy as np
