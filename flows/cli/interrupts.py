@@ -43,6 +43,8 @@ class Interrupts:
         self._idle = True
         self._heard = self._due = False
         self._code: int | None = None
+        self._wake = -1
+        self._answering = threading.RLock()  # a second signal may come while the first is answered
 
     def listen(self) -> None:
         """Begin; for the main thread of a program, and for as long as it lives."""
@@ -54,6 +56,8 @@ class Interrupts:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and background jobs have it
                 signal.signal(number, self._interrupt)
         signal.signal(KNOCK, self._raise_when_due)
+        sys.unraisablehook = self._raise_again
+        self._wake = theirs
         threading.Thread(target=self._watch, args=(ours,), name="interrupts", daemon=True).start()
 
     def begin(self) -> None:
@@ -89,11 +93,34 @@ class Interrupts:
 
     def _raise_when_due(self, number: int, frame: FrameType | None) -> None:
         if self._due and not self._heard and not _is_half_done(frame):
+            self._answer()
             self._heard = True
             raise KeyboardInterrupt
 
+    def _answer(self) -> None:
+        """Say once that the signal was seen, before anybody says what came of it."""
+        with self._answering:
+            if self.asked:
+                return
+            self.asked = True
+            if self._idle:
+                _leave("interrupted")
+            _say("stopping, and saving what can be saved; Ctrl-C again ends at once")
+
+    def _raise_again(self, lost: "sys.UnraisableHookArgs") -> None:
+        """Knock once more after an interrupt that no one could catch.
+
+        It came while native code, such as numba's compiler, was calling back, or while an object
+        was being freed: Python drops what is raised there.
+        """
+        if self._code is None and issubclass(lost.exc_type, KeyboardInterrupt):
+            self._heard = False
+            os.write(self._wake, bytes([KNOCK]))  # the watching thread looks at it again
+        else:
+            sys.__unraisablehook__(lost)
+
     def _watch(self, signals: int) -> None:
-        first_s = 0.0
+        first_s: float | None = None
         while True:
             knocking = self.asked and not self._heard
             if not select.select([signals], [], [], KNOCK_EVERY_S if knocking else None)[0]:
@@ -102,11 +129,9 @@ class Interrupts:
             numbers = [number for number in os.read(signals, 1) if number in STOPS]
             if not numbers:
                 continue
-            if not self.asked:
-                first_s, self.asked = time.monotonic(), True
-                if self._idle:
-                    _leave("interrupted")
-                _say("stopping, and saving what can be saved; Ctrl-C again ends at once")
+            if first_s is None:
+                first_s = time.monotonic()
+                self._answer()
             elif signal.SIGINT in numbers and time.monotonic() - first_s > SAME_S:
                 _end_at_once()
 

@@ -58,6 +58,17 @@ def test_an_import_is_not_cut_in_its_middle(tmp_path: Path) -> None:
     assert (program.returncode, *said) == (EXIT_INTERRUPTED, "whole\n", STOPPING)
 
 
+def test_an_interrupt_lost_in_a_callback_of_native_code_comes_again() -> None:
+    """Numba's compiler calls back, and what is raised there is dropped."""
+    program = start(
+        "import ctypes\n"
+        "    ctypes.CFUNCTYPE(None)(lambda: (ready(), time.sleep(9)))(); time.sleep(99)"
+    )
+    os.killpg(program.pid, signal.SIGINT)
+    said = program.communicate(timeout=60)
+    assert (program.returncode, *said) == (EXIT_INTERRUPTED, "", STOPPING)
+
+
 def test_a_task_run_is_made_whole_so_that_it_can_be_called_crashed() -> None:
     """Prefect makes ``ValueError: Task run is not set`` of an interrupt that comes too early."""
     program = start(
