@@ -188,6 +188,8 @@ def _frames(file: Path) -> "Iterator[pl.LazyFrame]":
                 with pa.ipc.open_stream(source if contents.packed else contents.stream) as batches:
                     yield from (pl.DataFrame(batch).lazy() for batch in batches)
     except (*DAMAGES, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno:  # the disk, the network, rights
+            raise OSError(error.errno, error.strerror, str(file)) from None
         raise DataError(f"{file} is damaged: {_first_line(error)}") from None
 
 
