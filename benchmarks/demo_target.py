@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.preparing.prepare import prepare_store
 from dflash_core.corpus.stdlib import stdlib_functions, write_stdlib_chats
 from dflash_core.corpus.vocabulary import train_vocabulary
 from dflash_core.planning.config import BatchingConfig

@@ -1,8 +1,8 @@
 """Do split roles hang, and do they overlap, where communication waits on device streams?
 
 Runs the real stages and channel over emulated streams with NCCL's semantics (see
-``tests/dflash_core/training/emulation.py``): no GPU is used. Prints, for each split of ranks, how
-many of so many seeds ended, and the time of a run as a multiple of its slower side alone.
+``tests/dflash_core/training/ranks/emulation.py``): no GPU is used. Prints, for each split of ranks,
+how many of so many seeds ended, and the time of a run as a multiple of its slower side alone.
 
     python benchmarks/device_streams.py --seeds 100
 """
@@ -11,7 +11,7 @@ import argparse
 import statistics
 from dataclasses import replace
 
-from tests.dflash_core.training.emulation import Stuck, Trial, alone_s, run
+from tests.dflash_core.training.ranks.emulation import Stuck, Trial, alone_s, run
 
 SPLITS = ((1, 1), (2, 2), (2, 6), (4, 4), (6, 2))
 LARGE = (4, 28)

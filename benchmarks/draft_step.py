@@ -20,9 +20,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dflash_core.corpus.store import Sample
-from dflash_core.draft import DraftBatch, DraftModel, DraftSpec, LossConfig, collate, draft_loss
 from dflash_core.draft.attention import dense_mask
-from dflash_core.draft.loss import draft_hidden
+from dflash_core.draft.batch import DraftBatch, collate
+from dflash_core.draft.config import LossConfig
+from dflash_core.draft.loss import draft_hidden, draft_loss
+from dflash_core.draft.model import DraftModel
+from dflash_core.draft.spec import DraftSpec
 from dflash_core.planning.anchors import AnchorConfig
 
 VOCABULARY = 49_152

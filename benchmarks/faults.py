@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.preparing.prepare import prepare_store
 from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.config import DraftConfig

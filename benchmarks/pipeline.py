@@ -28,21 +28,21 @@ from torch import Tensor
 
 from dflash_core.config import FrozenModel
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.preparing.prepare import prepare_store
 from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore
-from dflash_core.draft import DraftBatch
+from dflash_core.draft.batch import DraftBatch
 from dflash_core.draft.config import DraftConfig
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
-from dflash_core.training.channel import Receiver, send_features
+from dflash_core.training.batches.prefetch import Stage
+from dflash_core.training.batches.schedule import Epochs
 from dflash_core.training.config import TopologyConfig, TrainingConfig, TrainingJob
-from dflash_core.training.draft_objective import Layout
-from dflash_core.training.epochs import Epochs
-from dflash_core.training.objective import MicroBatch
-from dflash_core.training.pipeline import Pipeline, computed, prepared
-from dflash_core.training.ranks import Ranks, join_ranks
-from dflash_core.training.stage import Stage
+from dflash_core.training.features.pipeline import Pipeline, computed, prepared
+from dflash_core.training.features.transfer import Receiver, send_features
+from dflash_core.training.objectives.base import MicroBatch
+from dflash_core.training.objectives.drafter import Layout
+from dflash_core.training.ranks.groups import Ranks, join_ranks
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
 NUM_FEATURES = 96

@@ -26,17 +26,17 @@ from pathlib import Path
 import numpy as np
 
 from configs.settings import Settings, load_settings
+from dflash_core.calibration.history import balanced
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.preparing.prepare import prepare_store
 from dflash_core.corpus.stdlib import write_stdlib_chats
 from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.planning import EpochPlan, plan_epoch
 from dflash_core.throughput import CostModel, Workload, predict
 from dflash_core.throughput.prediction import timeline_of
-from dflash_core.training.calibrated import balanced
 from dflash_core.training.config import TopologyConfig, TrainingJob
 from dflash_core.training.program import run_job
-from dflash_core.training.ranks import join_ranks
+from dflash_core.training.ranks.groups import join_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = ("sorted", "random", "bucketed", "pooled", "packed")
@@ -188,7 +188,7 @@ def calibrate(job: TrainingJob) -> CostModel:
     file, out = job.run_dir / "job.json", job.run_dir / "cost.json"
     file.write_text(job.model_dump_json())
     words = ("--config", str(file), "--out", str(out))
-    torchrun(job, "-m", "dflash_core.training.calibration", *words)
+    torchrun(job, "-m", "dflash_core.calibration.program", *words)
     return CostModel.model_validate_json(out.read_bytes())
 
 

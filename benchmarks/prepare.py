@@ -16,12 +16,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dflash_core.corpus.chats import convert_row
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.files import RawRow, find_files, iter_rows, parse_row
-from dflash_core.corpus.loading import load_encoder, load_tokenizer
-from dflash_core.corpus.part import Tokeniser
-from dflash_core.corpus.spans import Rendering
+from dflash_core.corpus.masking.loading import load_encoder, load_tokenizer
+from dflash_core.corpus.masking.spans import Rendering
+from dflash_core.corpus.preparing.part import Tokeniser
+from dflash_core.corpus.reading.chats import convert_row
+from dflash_core.corpus.reading.files import RawRow, find_files, iter_rows, parse_row
 from dflash_core.errors import DataError
 
 ROWS_OF_A_PART = 512

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare_store
+from dflash_core.corpus.preparing.prepare import prepare_store
 
 SENTENCE = "the model reads a short question and writes some lines of plain text about it"
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import store_prompts
-from dflash_core.export import load_checkpoint_drafter
-from dflash_core.target import load_target
+from dflash_core.decoding.prompts import store_prompts
+from dflash_core.target.loading import load_target
 from dflash_core.training.config import TrainingJob
+from dflash_core.training.drafter import load_checkpoint_drafter
 from tests.dflash_core.export.decoders import three_agree
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     drafter = load_checkpoint_drafter(arguments.run).float()
     layers = {"layer_ids": drafter.spec.target_layer_ids, "dtype": "float32"}
     target = load_target(job.target.model_copy(update=layers), device=torch.device("cpu"))
-    store = TokenStore.open(job.heldout_store or job.store)
+    store = TokenStore.open(job.held_out_store or job.store)
     prompts = [p.token_ids for p in store_prompts(store, max_prompts=arguments.max_prompts)]
     with tempfile.TemporaryDirectory() as folder:
         length = three_agree(

@@ -1,8 +1,12 @@
 """The base of every stage's settings."""
 
+from typing import Any, TypeVar
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FrozenModel", "problem_of"]
+__all__ = ["FrozenModel", "changed", "problem_of"]
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class FrozenModel(BaseModel):
@@ -22,3 +26,13 @@ def problem_of(error: ValidationError, *, whole: str = "") -> str:
     """
     problem = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg']}"
+
+
+def changed(model: M, **fields: Any) -> M:
+    """Return the model with other values of some fields, checked as new ones are.
+
+    Raises:
+        pydantic.ValidationError: There is no such field, or the value does not fit it.
+    """
+    values = {name: getattr(model, name) for name in type(model).model_fields}
+    return type(model).model_validate(values | fields)

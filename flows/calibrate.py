@@ -7,8 +7,8 @@ from configs.settings import Settings
 from dflash_core.throughput import CostModel
 from tasks import calibrate as measuring
 from tasks.inspect_target import inspect_target
+from tasks.places.run_folder import open_run_folder
 from tasks.prepare import prepare_corpus
-from tasks.run_folder import open_run_folder
 from tasks.train import training_job
 
 __all__ = ["calibrate"]

@@ -6,13 +6,13 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from configs.settings import Settings
-from dflash_core.decoding import AcceptanceReport
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.errors import ArtifactError
 from tasks.evaluate import evaluate
+from tasks.places.run_folder import open_run_folder
 from tasks.prepare import prepare_corpus
 from tasks.promote import find_champion
-from tasks.run_folder import open_run_folder
-from tasks.tracking import open_tracking
+from tasks.tracking.run import open_tracking
 
 __all__ = ["evaluate_drafter"]
 

@@ -9,9 +9,9 @@ from configs.settings import Settings
 from dflash_core.reporting import RunSummary
 from flows.steps import choose_strategy, rejected
 from tasks.inspect_target import inspect_target
+from tasks.places.run_folder import open_run_folder
 from tasks.report import write_report
-from tasks.run_folder import open_run_folder
-from tasks.tracking import open_tracking
+from tasks.tracking.run import open_tracking
 
 __all__ = ["plan_batches"]
 

@@ -8,10 +8,10 @@ from prefect.states import Completed
 
 from configs.settings import Settings
 from flows.train_drafter import train_drafter
+from tasks.places.run_folder import open_run_folder
 from tasks.prepare import prepare_corpus
 from tasks.profile import profile_lengths
 from tasks.promote import challenge, check_judgeable, find_champion, is_news, with_champion
-from tasks.run_folder import open_run_folder
 
 __all__ = ["retrain"]
 

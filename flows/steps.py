@@ -7,21 +7,21 @@ from prefect import State
 from prefect.states import Failed
 
 from configs.settings import Settings
+from dflash_core.calibration.history import Calibration
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.errors import DFlashError
 from dflash_core.reporting import RunSummary
 from dflash_core.throughput import keep_begun
-from dflash_core.training.calibrated import Calibration
 from tasks.calibrate import calibrate
 from tasks.compare import compare, gate
 from tasks.console import announce
 from tasks.pilot import pilot
+from tasks.places.run_folder import RunFolder
 from tasks.prepare import corpus_facts, prepare_corpus
 from tasks.profile import fit_edges, profile_facts, profile_lengths
 from tasks.record import record_comparison
 from tasks.report import environment
-from tasks.run_folder import RunFolder
-from tasks.tracking import TrackedRun
+from tasks.tracking.run import TrackedRun
 from tasks.train import begun_with, check_settings, training_job
 
 __all__ = ["Rejection", "choose_strategy", "rejected"]

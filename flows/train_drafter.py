@@ -6,19 +6,19 @@ from prefect import State, flow
 from prefect.runtime import flow_run
 
 from configs.settings import Settings
+from dflash_core.calibration.history import Calibration
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
-from dflash_core.training.calibrated import Calibration
 from flows.steps import choose_strategy, rejected
 from tasks.accuracy import hold_run
 from tasks.console import announce
 from tasks.evaluate import evaluate
 from tasks.inspect_target import inspect_target
+from tasks.places.run_folder import RunFolder, open_run_folder
 from tasks.profile import profile_lengths
 from tasks.register import register
 from tasks.report import training_facts, write_report
-from tasks.run_folder import RunFolder, open_run_folder
-from tasks.tracking import TrackedRun, open_tracking
+from tasks.tracking.run import TrackedRun, open_tracking
 from tasks.train import train, training_job
 
 __all__ = ["train_drafter"]

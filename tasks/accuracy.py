@@ -3,12 +3,12 @@
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from dflash_core.calibration.history import Calibration, hold_job
 from dflash_core.reporting import StrategyFacts
 from dflash_core.throughput import Accuracy
-from dflash_core.training.calibrated import Calibration, hold_job
 from dflash_core.training.config import TrainingJob
 from tasks.console import warn
-from tasks.tracking import TrackedRun
+from tasks.tracking.run import TrackedRun
 
 __all__ = ["hold_run"]
 

@@ -6,14 +6,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import atomic_write
-from dflash_core.training.calibrated import Calibration, read_calibration
-from dflash_core.training.calibration import fingerprint
+from dflash_core.calibration.history import Calibration, read_calibration
+from dflash_core.calibration.program import fingerprint
 from dflash_core.training.config import TrainingJob
 from tasks.console import announce, logger, warn
-from tasks.gpu_pool import gpu_slot
-from tasks.keys import alone, cached_path
-from tasks.run_folder import RunFolder
-from tasks.torchrun import run_torchrun
+from tasks.launching.gpu_pool import gpu_slot
+from tasks.launching.torchrun import run_torchrun
+from tasks.places.keys import alone, cached_path
+from tasks.places.run_folder import RunFolder
 
 __all__ = ["calibrate"]
 
@@ -52,7 +52,7 @@ def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:
     here = job.model_copy(update={"run_dir": run_dir})
     job_file = atomic_write(run_dir / "job.json", here.model_dump_json(indent=1) + "\n")
     run_torchrun(
-        "dflash_core.training.calibration",
+        "dflash_core.calibration.program",
         ["--config", str(job_file), "--out", str(file)],
         num_ranks=job.training.topology.num_ranks,
         run_dir=run_dir,

@@ -7,14 +7,16 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
-from dflash_core.corpus.encoding import other_encoder
+from dflash_core.corpus.masking.encoding import other_encoder
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import AcceptanceReport, Prompt, evaluate_drafter, store_prompts
+from dflash_core.decoding.acceptance import evaluate_drafter
+from dflash_core.decoding.prompts import Prompt, store_prompts
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.errors import TrainingError
-from dflash_core.export import load_checkpoint_drafter
-from dflash_core.target import load_target
+from dflash_core.target.loading import load_target
+from dflash_core.training.drafter import load_checkpoint_drafter
 from tasks.console import OnProgress, announce, progress
-from tasks.gpu_pool import decoding_device
+from tasks.launching.gpu_pool import decoding_device
 
 __all__ = ["evaluate", "measure"]
 

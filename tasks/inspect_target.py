@@ -5,9 +5,9 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.decoding.cache import check_together
-from dflash_core.draft import draft_spec
+from dflash_core.draft.build import draft_spec
 from dflash_core.errors import ConfigError
-from dflash_core.target import load_target
+from dflash_core.target.loading import load_target
 from tasks.console import announce
 
 __all__ = ["inspect_target"]

@@ -8,11 +8,11 @@ from prefect.cache_policies import NO_CACHE
 from dflash_core.artifacts import atomic_write
 from dflash_core.throughput import measured_ktok_s
 from dflash_core.training.config import TrainingJob, ValidationConfig
-from dflash_core.training.progress import read_metrics, read_status
+from dflash_core.training.telemetry.status import read_metrics, read_status
 from tasks.console import announce, logger
-from tasks.gpu_pool import gpu_slot
-from tasks.run_folder import RunFolder
-from tasks.torchrun import run_torchrun
+from tasks.launching.gpu_pool import gpu_slot
+from tasks.launching.torchrun import run_torchrun
+from tasks.places.run_folder import RunFolder
 from tasks.train import JOB_NAME
 
 __all__ = ["pilot"]
@@ -35,7 +35,9 @@ def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
         "validation": ValidationConfig(),
     }
     training = job.training.model_copy(update=alone)
-    short = job.model_copy(update={"run_dir": run_dir, "training": training, "heldout_store": None})
+    short = job.model_copy(
+        update={"run_dir": run_dir, "training": training, "held_out_store": None}
+    )
     if not _is_finished(short):
         _run(short, folder)
     lines = read_metrics(run_dir)

@@ -7,6 +7,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
+from dflash_core.corpus.answers.in_process import chosen_generate
+from dflash_core.corpus.answers.regenerate import Generate
 from dflash_core.corpus.build import (
     CorpusReport,
     Regenerated,
@@ -16,18 +18,16 @@ from dflash_core.corpus.build import (
     source_digest,
 )
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.corpus.encoding import encoder_in
-from dflash_core.corpus.loading import load_encoder
-from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.regenerate import Generate
-from dflash_core.decoding.regeneration import chosen_generate
+from dflash_core.corpus.masking.encoder import ChatEncoder
+from dflash_core.corpus.masking.encoding import encoder_in
+from dflash_core.corpus.masking.loading import load_encoder
 from dflash_core.reporting import CorpusFacts
-from dflash_core.target import Target, load_target, target_digest
+from dflash_core.target.loading import Target, load_target, target_digest
 from tasks.console import announce, progress
-from tasks.gpu_pool import decoding_device
-from tasks.keys import alone, cached_path
-from tasks.remote import with_local_inputs
-from tasks.run_folder import RunFolder
+from tasks.launching.gpu_pool import decoding_device
+from tasks.places.keys import alone, cached_path
+from tasks.places.remote import with_local_inputs
+from tasks.places.run_folder import RunFolder
 
 __all__ = ["corpus_facts", "prepare_corpus"]
 

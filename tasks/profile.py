@@ -14,8 +14,8 @@ from dflash_core.profiling import LengthProfile, profile_data
 from dflash_core.profiling.reader import token_files
 from dflash_core.reporting import ProfileFacts
 from tasks.console import announce
-from tasks.keys import cached_path
-from tasks.run_folder import RunFolder
+from tasks.places.keys import cached_path
+from tasks.places.run_folder import RunFolder
 from tasks.sharded import profile_with_dask
 
 __all__ = ["fit_edges", "profile_facts", "profile_lengths"]

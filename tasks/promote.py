@@ -7,15 +7,16 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import RetrainConfig, Settings
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import AcceptanceReport, compare_drafters, store_prompts
-from dflash_core.decoding.comparison import LEAST_BATCHES
+from dflash_core.decoding.comparison import LEAST_BATCHES, compare_drafters
+from dflash_core.decoding.prompts import store_prompts
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.errors import ConfigError
 from dflash_core.profiling import LengthProfile, length_drift
 from dflash_core.reporting import RunSummary
 from tasks.console import announce
 from tasks.evaluate import measure
-from tasks.registry import CHALLENGER, CHAMPION, Registered, find_version, set_alias
-from tasks.run_folder import RunFolder
+from tasks.places.run_folder import RunFolder
+from tasks.tracking.registry import CHALLENGER, CHAMPION, Registered, find_version, set_alias
 
 BEATEN = f"{CHALLENGER}.reason"  # what set_alias writes on a challenger that lost
 

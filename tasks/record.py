@@ -7,7 +7,7 @@ from dflash_core.corpus.build import CorpusReport
 from dflash_core.corpus.store import TokenStore
 from dflash_core.profiling import LengthProfile
 from dflash_core.reporting import RunSummary, length_figure, strategy_figure, strategy_table
-from tasks.tracking import TrackedRun
+from tasks.tracking.run import TrackedRun
 
 __all__ = ["record_comparison"]
 

@@ -9,15 +9,16 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
-from dflash_core.corpus.encoding import encoder_in
+from dflash_core.corpus.masking.encoding import encoder_in
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import AcceptanceReport
-from dflash_core.export import export_drafter, load_checkpoint_drafter
+from dflash_core.decoding.report import AcceptanceReport
+from dflash_core.export.write import export_drafter
 from dflash_core.profiling import LengthProfile
-from tasks.registry import PROFILE_NAME, add_version
+from dflash_core.training.drafter import load_checkpoint_drafter
+from tasks.places.run_folder import RunFolder
 from tasks.report import environment
-from tasks.run_folder import RunFolder
-from tasks.tracking import TrackedRun
+from tasks.tracking.registry import PROFILE_NAME, add_version
+from tasks.tracking.run import TrackedRun
 
 __all__ = ["register"]
 

@@ -13,11 +13,11 @@ from dflash_core.reporting import RunSummary, TrainingFacts, render_page
 from dflash_core.reporting.summary import StrategyFacts
 from dflash_core.throughput import Accuracy
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.preflight import MemoryReport
-from dflash_core.training.progress import read_metrics
+from dflash_core.training.memory.preflight import MemoryReport
+from dflash_core.training.telemetry.status import read_metrics
 from dflash_core.training.trainer import MEMORY_NAME
 from tasks.artifacts import publish
-from tasks.run_folder import RunFolder
+from tasks.places.run_folder import RunFolder
 
 __all__ = ["environment", "training_facts", "write_report"]
 

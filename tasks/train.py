@@ -9,23 +9,23 @@ from pydantic import ValidationError
 
 from configs.settings import Settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.calibration.history import balanced
 from dflash_core.config import problem_of
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ArtifactError
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.throughput import CostModel
-from dflash_core.training.calibrated import balanced
 from dflash_core.training.checkpoint import has_checkpoint
 from dflash_core.training.config import TrainingJob, check_job
-from dflash_core.training.preflight import PREFLIGHT
+from dflash_core.training.memory.preflight import PREFLIGHT
 from tasks.artifacts import progress_artifact
 from tasks.console import announce, logger, progress
-from tasks.gpu_pool import gpu_slot
-from tasks.run_folder import RunFolder, held_folder
-from tasks.system_metrics import system_metrics
-from tasks.torchrun import run_torchrun
-from tasks.tracking import StepMetrics, TrackedRun
+from tasks.launching.gpu_pool import gpu_slot
+from tasks.launching.torchrun import run_torchrun
+from tasks.places.run_folder import RunFolder, held_folder
+from tasks.tracking.run import StepMetrics, TrackedRun
+from tasks.tracking.system_metrics import system_metrics
 
 __all__ = ["begun_with", "check_settings", "train", "training_job"]
 
@@ -68,7 +68,7 @@ def _job(
     job = TrainingJob(
         run_dir=run_dir,
         store=store,
-        heldout_store=held_out if validates else None,
+        held_out_store=held_out if validates else None,
         target=settings.target,
         draft=settings.draft,
         loss=settings.loss,

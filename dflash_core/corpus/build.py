@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.assemble import PrepareReport
+from dflash_core.corpus.answers.regenerate import Generate, RegenerateReport, regenerate_files
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.corpus.files import file_hashes, stem_of
-from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.prepare import prepare_corpus
-from dflash_core.corpus.regenerate import Generate, RegenerateReport, regenerate_files
-from dflash_core.corpus.spans import Message
+from dflash_core.corpus.masking.encoder import ChatEncoder
+from dflash_core.corpus.masking.spans import Message
+from dflash_core.corpus.preparing.assemble import PrepareReport
+from dflash_core.corpus.preparing.prepare import prepare_corpus
+from dflash_core.corpus.reading.files import file_hashes, stem_of
 from dflash_core.corpus.stdlib import Split, write_stdlib_chats
 
 __all__ = [

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dflash_core.corpus.loading import own_encoder
-from dflash_core.corpus.masking import ChatEncoder
+from dflash_core.corpus.masking.encoder import ChatEncoder
+from dflash_core.corpus.masking.loading import own_encoder
 from dflash_core.decoding.cache import DecodingCache, takes_padding
 from dflash_core.decoding.config import Sampling
 from dflash_core.decoding.sampling import draw, probabilities

@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_core.artifacts import MANIFEST_NAME
-from dflash_core.corpus.assemble import check_rejects
-from dflash_core.corpus.chats import Conversation
+from dflash_core.corpus.answers.in_process import to_answer
+from dflash_core.corpus.answers.regenerate import TurnPrompt
 from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.conversations import Intake, iter_made
-from dflash_core.corpus.encoding import EncoderFacts, encoder_in, other_encoder
-from dflash_core.corpus.loading import encoder_of
-from dflash_core.corpus.masking import ChatEncoder, EncodedChat
-from dflash_core.corpus.regenerate import TurnPrompt
-from dflash_core.corpus.spans import Message
+from dflash_core.corpus.masking.encoder import ChatEncoder, EncodedChat
+from dflash_core.corpus.masking.encoding import EncoderFacts, encoder_in, other_encoder
+from dflash_core.corpus.masking.loading import encoder_of
+from dflash_core.corpus.masking.spans import Message
+from dflash_core.corpus.preparing.assemble import check_rejects
+from dflash_core.corpus.reading.chats import Conversation
+from dflash_core.corpus.reading.conversations import Intake, iter_made
 from dflash_core.corpus.store import Sample, TokenStore
-from dflash_core.decoding.regeneration import to_answer
 from dflash_core.errors import DataError
 
 __all__ = ["Prompt", "read_prompts", "store_prompts"]

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from dflash_core.config import FrozenModel
-from dflash_core.corpus.encoding import EncoderFacts
+from dflash_core.corpus.masking.encoding import EncoderFacts
 
 __all__ = [
     "AcceptanceGroup",

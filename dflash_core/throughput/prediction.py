@@ -46,7 +46,8 @@ class Prediction(FrozenModel):
     """Share of the consuming ranks' time spent waiting for input."""
     prefetch_busy: float = Field(ge=0)
     """Share of their time that consuming ranks read and lay out, wherever a core is found for it;
-    busy shares are defined as training measures them, see `dflash_core.training.monitor`."""
+    busy shares are defined as training measures them, see
+    `dflash_core.training.telemetry.metrics`."""
     target_busy: float = Field(ge=0)
     """Share of their time that ranks which run the target spend on it."""
     draft_busy: float = Field(ge=0)

@@ -2,7 +2,7 @@
 
 import sys
 
-from dflash_core.training.stop import StopRequest, die_with_launcher
+from dflash_core.training.ranks.stop import StopRequest, die_with_launcher
 
 if __name__ == "__main__":
     die_with_launcher()

@@ -170,7 +170,7 @@ class TrainingJob(FrozenModel):
     """Checkpoints, metrics and status go here."""
     store: Path
     """Token store to train on."""
-    heldout_store: Path | None = None
+    held_out_store: Path | None = None
     """Token store for validation."""
     target: TargetConfig
     """The target model; for objective 'target' its config and initial weights."""
@@ -242,10 +242,10 @@ def check_job(job: TrainingJob) -> None:
             "draft.initial_weights 'target' copies whole layers, which training.topology."
             "shard_target spreads over ranks; set draft.initial_weights to 'random'"
         )
-    if training.validation.every_steps is not None and job.heldout_store is None:
+    if training.validation.every_steps is not None and job.held_out_store is None:
         raise ConfigError(
             f"training.validation.every_steps is {training.validation.every_steps} but there are "
-            "no held-out samples; give --held-out, or set heldout_store in the job"
+            "no held-out samples; give --held-out, or set held_out_store in the job"
         )
     accept = training.validation.accept_every_steps
     if accept is not None and (disaggregated or sharded or training.objective == "target"):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dflash_core.artifacts import atomic_write
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding.plain import stop_tokens
-from dflash_core.draft import frequent_tokens
+from dflash_core.draft.build import frequent_tokens
 from dflash_core.errors import DraftError
 from dflash_core.target.loading import Target
 from dflash_core.training.config import TrainingJob

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from dflash_core.config import problem_of
 from dflash_core.errors import ConfigError, DFlashError
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.monitor import write_status
-from dflash_core.training.progress import read_status
-from dflash_core.training.ranks import Ranks, join_ranks
+from dflash_core.training.ranks.groups import Ranks, join_ranks
+from dflash_core.training.telemetry.metrics import write_status
+from dflash_core.training.telemetry.status import read_status
 
 __all__ = ["read_job", "run_program", "steps_so_far"]
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dflash_core.training.ranks import Ranks
+from dflash_core.training.ranks.groups import Ranks
 
 __all__ = ["FlatGradients"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError
+from dflash_core.training.batches.schedule import Epochs
 from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
@@ -19,14 +20,13 @@ from dflash_core.training.checkpoint import (
 )
 from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.entry import read_job, run_program, steps_so_far
-from dflash_core.training.epochs import Epochs
-from dflash_core.training.fill import fill_cache
-from dflash_core.training.heldout import check_heldout
-from dflash_core.training.monitor import write_status
-from dflash_core.training.progress import STATUS_NAME
-from dflash_core.training.ranks import Ranks
+from dflash_core.training.features.fill import fill_cache
+from dflash_core.training.ranks.groups import Ranks
+from dflash_core.training.ranks.stop import StopRequest
 from dflash_core.training.roles import Stores, consuming_role, serve_target
-from dflash_core.training.stop import StopRequest
+from dflash_core.training.telemetry.held_out import check_held_out
+from dflash_core.training.telemetry.metrics import write_status
+from dflash_core.training.telemetry.status import STATUS_NAME
 from dflash_core.training.trainer import Trainer
 
 __all__ = ["main", "run_fill", "run_job"]
@@ -62,10 +62,10 @@ def run_job(job: TrainingJob, ranks: Ranks, stop: StopRequest | None = None) -> 
         DFlashError: Something is wrong with the job, or the run failed.
     """
     check_job(job)
-    heldout = None if job.heldout_store is None else TokenStore.open(job.heldout_store)
-    stores = Stores(TokenStore.open(job.store), heldout)
-    epochs = Epochs(job, stores.train, heldout)
-    check_heldout(job, heldout, epochs)
+    held_out = None if job.held_out_store is None else TokenStore.open(job.held_out_store)
+    stores = Stores(TokenStore.open(job.store), held_out)
+    epochs = Epochs(job, stores.train, held_out)
+    check_held_out(job, held_out, epochs)
     cursor = _find_cursor(job, ranks, _ingredients(job, epochs, stores))
     if not ranks.is_consumer:
         serve_target(job, stores, epochs, ranks, first_step=cursor.step)
@@ -98,8 +98,8 @@ def run_fill(job: TrainingJob, ranks: Ranks, stop: StopRequest) -> None:
         DFlashError: As `run_job`.
     """
     check_job(job)
-    heldout = None if job.heldout_store is None else TokenStore.open(job.heldout_store)
-    fill_cache(job, Stores(TokenStore.open(job.store), heldout), ranks, stop)
+    held_out = None if job.held_out_store is None else TokenStore.open(job.held_out_store)
+    fill_cache(job, Stores(TokenStore.open(job.store), held_out), ranks, stop)
     ranks.meet(what="the end of the features")
 
 
@@ -145,7 +145,7 @@ def _ingredients(job: TrainingJob, epochs: Epochs, stores: Stores) -> dict[str, 
     return {
         **epochs.ingredients(),
         "store": stores.train.content_hash,
-        "held-out store": "none" if stores.heldout is None else stores.heldout.content_hash,
+        "held-out store": "none" if stores.held_out is None else stores.held_out.content_hash,
         **{
             f"{section}.{name}": str(value)
             for section, settings in sections.items()

@@ -8,32 +8,31 @@ import transformers
 from numpy.typing import NDArray
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.draft import draft_spec
-from dflash_core.draft.build import find_mask_token
+from dflash_core.draft.build import draft_spec, find_mask_token
 from dflash_core.target.loading import Target, load_target, target_digest
-from dflash_core.training.channel import Receiver, send_features
-from dflash_core.training.composition import group_of, length_edges
+from dflash_core.training.batches.prefetch import Stage
+from dflash_core.training.batches.schedule import Epochs
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.draft_objective import DraftObjective, Layout
-from dflash_core.training.epochs import Epochs
-from dflash_core.training.feature_cache import FeatureCache, cache_bytes, make_room
-from dflash_core.training.features import (
+from dflash_core.training.features.cache import FeatureCache, cache_bytes, make_room
+from dflash_core.training.features.lockstep import InStep, laid_out, load_for_ranks
+from dflash_core.training.features.pipeline import Pipeline, computed, prepared
+from dflash_core.training.features.source import (
     CachedFeatures,
     FeatureSource,
     OnlineFeatures,
     feature_shape,
 )
-from dflash_core.training.heldout import prompts_of
-from dflash_core.training.objective import Objective
-from dflash_core.training.pipeline import Pipeline, computed, prepared
-from dflash_core.training.preflight import preflight, target_run
-from dflash_core.training.ranks import Ranks
-from dflash_core.training.sharded import InStep, laid_out, load_for_ranks
-from dflash_core.training.spread import whole
-from dflash_core.training.stage import Stage
-from dflash_core.training.target_objective import TargetObjective
+from dflash_core.training.features.transfer import Receiver, send_features
+from dflash_core.training.memory.preflight import preflight, target_run
+from dflash_core.training.objectives.base import Objective
+from dflash_core.training.objectives.drafter import DraftObjective, Layout
+from dflash_core.training.objectives.target import TargetObjective
+from dflash_core.training.ranks.fsdp import whole
+from dflash_core.training.ranks.groups import Ranks
+from dflash_core.training.telemetry.composition import group_of, length_edges
+from dflash_core.training.telemetry.held_out import prompts_of
+from dflash_core.training.telemetry.validation import Validation
 from dflash_core.training.tokens import check_tokens
-from dflash_core.training.validation import Validation
 
 __all__ = [
     "ConsumingRole",
@@ -50,7 +49,7 @@ class Stores:
     """The samples: for training, and held out."""
 
     train: TokenStore
-    heldout: TokenStore | None
+    held_out: TokenStore | None
 
 
 @dataclass(frozen=True)
@@ -86,19 +85,19 @@ def consuming_role(
     topology = job.training.topology
     target: Target | None = None
     if job.training.objective == "target":
-        objective: Objective = TargetObjective(job, stores.train, stores.heldout, ranks)
+        objective: Objective = TargetObjective(job, stores.train, stores.held_out, ranks)
     elif ranks.num_targets:
         copies = job.draft.initial_weights == "target"
         target = load_target(job.target, device=ranks.device, layers=copies)
         _check_tokens(job, stores, target, ranks)
-        objective = DraftObjective(job, target, stores.train, stores.heldout, ranks)
+        objective = DraftObjective(job, target, stores.train, stores.held_out, ranks)
         target.drop_layers()
         shape = feature_shape(target, job.loss)
         receiver = Receiver(ranks, *shape, topology.queue_depth)
     else:
         target, source = colocated_source(job, stores, epochs, ranks)
         in_step = _in_step(job, target, ranks)
-        objective = DraftObjective(job, target, stores.train, stores.heldout, ranks)
+        objective = DraftObjective(job, target, stores.train, stores.held_out, ranks)
         if job.training.validation.accept_every_steps is not None:
             accept = _acceptance(job, stores, epochs, target, objective, ranks)
     pipeline = Pipeline(
@@ -110,7 +109,7 @@ def consuming_role(
         receiver=receiver,
         in_step=in_step,
     )
-    groups = _heldout_groups(stores, epochs)
+    groups = _held_out_groups(stores, epochs)
     validation = Validation(job.training.validation, epochs, objective, groups, ranks, accept)
     return ConsumingRole(objective, pipeline, validation, _cache_bytes(job, target, epochs))
 
@@ -161,7 +160,7 @@ def _in_step(job: TrainingJob, target: Target, ranks: Ranks) -> InStep | None:
 
 
 def _check_tokens(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) -> None:
-    both, mask = (stores.train, stores.heldout), find_mask_token(job.draft, target)
+    both, mask = (stores.train, stores.held_out), find_mask_token(job.draft, target)
     check_tokens(both, ranks, vocab_size=target.vocab_size, mask_token_id=mask)
 
 
@@ -170,7 +169,7 @@ def layout_of(job: TrainingJob, stores: Stores, target: Target, ranks: Ranks) ->
     spec = draft_spec(job.draft, target)
     return Layout(
         stores.train,
-        stores.heldout,
+        stores.held_out,
         spec.block_size,
         spec.mask_token_id,
         job,
@@ -190,16 +189,16 @@ def colocated_source(
     light = load_target(job.target, layers=False)
     _check_tokens(job, stores, light, ranks)
     caches = _open_caches(job, stores, epochs, light, ranks)
-    train, heldout = caches
+    train, held_out = caches
     validation = job.training.validation
     needed = (
         validation.accept_every_steps is not None
         or job.draft.initial_weights == "target"
         or not train.is_complete(epochs.samples)
         or (
-            heldout is not None
+            held_out is not None
             and validation.every_steps is not None
-            and not heldout.is_complete(epochs.heldout_samples)
+            and not held_out.is_complete(epochs.held_out_samples)
         )
     )
     # Without decoder layers until a sample turns out to be damaged.
@@ -222,8 +221,8 @@ def _open_caches(
     most = epochs.plan(0).max_length
 
     kept = [(stores.train, epochs.samples)]
-    if stores.heldout is not None:
-        kept.append((stores.heldout, epochs.heldout_samples))
+    if stores.held_out is not None:
+        kept.append((stores.held_out, epochs.held_out_samples))
     cut = [np.minimum(store.lengths, most) for store, _ in kept]
     needs = [
         (
@@ -262,10 +261,10 @@ def _open_caches(
     return caches[0], caches[1] if len(caches) > 1 else None
 
 
-def _heldout_groups(stores: Stores, epochs: Epochs) -> NDArray[np.int64] | None:
-    if stores.heldout is None:
+def _held_out_groups(stores: Stores, epochs: Epochs) -> NDArray[np.int64] | None:
+    if stores.held_out is None:
         return None
-    return group_of(stores.heldout.lengths, length_edges(epochs.lengths))
+    return group_of(stores.held_out.lengths, length_edges(epochs.lengths))
 
 
 def _acceptance(
@@ -277,10 +276,12 @@ def _acceptance(
     ranks: Ranks,
 ) -> Callable[[Callable[[], None]], float]:
     """Return what decodes held-out prompts with the drafter as it is."""
-    from dflash_core.decoding import EvaluationConfig, Prompt, evaluate_drafter
+    from dflash_core.decoding.acceptance import evaluate_drafter
     from dflash_core.decoding.cache import drafts_together
+    from dflash_core.decoding.config import EvaluationConfig
+    from dflash_core.decoding.prompts import Prompt
 
-    assert stores.heldout is not None
+    assert stores.held_out is not None
     validation = job.training.validation
     config = EvaluationConfig(
         max_new_tokens=validation.max_new_tokens,
@@ -289,7 +290,7 @@ def _acceptance(
     )
     prompts = [
         Prompt(sample.input_ids[:start], sample.domain)
-        for sample, start in prompts_of(job, stores.heldout, epochs)
+        for sample, start in prompts_of(job, stores.held_out, epochs)
     ]
 
     def accept(on_round: Callable[[], None]) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import DataError
-from dflash_core.training.ranks import Ranks
+from dflash_core.training.ranks.groups import Ranks
 
 __all__ = ["check_tokens"]
 

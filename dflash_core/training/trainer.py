@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dflash_core.artifacts import atomic_write
 from dflash_core.errors import TrainingError
-from dflash_core.training.channel import Ready
+from dflash_core.training.batches.schedule import Epochs, Work, in_rounds
 from dflash_core.training.checkpoint import (
     Cursor,
     checkpoint_path,
@@ -21,17 +21,17 @@ from dflash_core.training.checkpoint import (
     save_checkpoint,
 )
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.epochs import Epochs, Work, in_rounds
+from dflash_core.training.features.pipeline import Pipeline
+from dflash_core.training.features.transfer import Ready
 from dflash_core.training.flat import FlatGradients
-from dflash_core.training.monitor import MetricsFile, StepMonitor, StepSums, write_status
-from dflash_core.training.objective import Objective
+from dflash_core.training.memory.preflight import consumer_run, preflight
+from dflash_core.training.objectives.base import Objective
 from dflash_core.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from dflash_core.training.pipeline import Pipeline
-from dflash_core.training.preflight import consumer_run, preflight
-from dflash_core.training.ranks import Ranks
-from dflash_core.training.spread import load_spread, whole
-from dflash_core.training.stop import StopRequest
-from dflash_core.training.validation import Validation
+from dflash_core.training.ranks.fsdp import load_spread, whole
+from dflash_core.training.ranks.groups import Ranks
+from dflash_core.training.ranks.stop import StopRequest
+from dflash_core.training.telemetry.metrics import MetricsFile, StepMonitor, StepSums, write_status
+from dflash_core.training.telemetry.validation import Validation
 
 __all__ = ["MEMORY_NAME", "Trainer"]
 
@@ -280,7 +280,7 @@ class Trainer:
         step = self._cursor.step - 1
         if not self._epochs.is_due(step):
             return False
-        works = self._own(self._epochs.heldout_work(step))
+        works = self._own(self._epochs.held_out_work(step))
         found = self._validation.measure(step, works, pipeline)
         line |= found.metrics
         if found.score is None or not math.isfinite(found.score) or self._is_astray:
@@ -290,7 +290,7 @@ class Trainer:
         num_worse = 0 if gained else self._cursor.num_worse + 1
         if best is not None and found.score < best:
             self._move(num_worse=num_worse)
-            return "heldout_acceptance" in found.metrics
+            return "held_out_acceptance" in found.metrics
         # Of equal ones the later has learnt longer: an acceptance of 1 may stand for a while.
         self._before_best = self._cursor
         self._move(best_step=step + 1, best_score=found.score, num_worse=num_worse)

@@ -6,11 +6,11 @@ from pathlib import Path
 from numpy.typing import ArrayLike
 from rich.table import Table
 
+from dflash_core.calibration.history import Calibration, read_calibration
 from dflash_core.config import FrozenModel
 from dflash_core.errors import CalibrationError, ConfigError
 from dflash_core.planning import BatchingConfig, StrategyReport
 from dflash_core.throughput import CostModel, Option, advise
-from dflash_core.training.calibrated import Calibration, read_calibration
 from tasks.terminal import Terminal
 
 __all__ = ["Advice", "advise_all", "show_advice"]
@@ -103,9 +103,9 @@ def _calibration(arguments: argparse.Namespace) -> tuple[Calibration, str, int]:
     Raises:
         CalibrationError: It was measured on another machine or for another drafter.
     """
-    from dflash_core.training.calibration import hardware_of, versions_here
+    from dflash_core.calibration.program import hardware_of, versions_here
     from dflash_core.training.config import TrainingConfig
-    from dflash_core.training.ranks import device_of
+    from dflash_core.training.ranks.groups import device_of
 
     file: Path = arguments.calibration
     calibration = read_calibration(file)

@@ -9,12 +9,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from configs.settings import Settings, load_settings
 from dflash_core.artifacts import atomic_write, check_writable
-from dflash_core.decoding import AcceptanceReport, evaluate_drafter, read_prompts
+from dflash_core.decoding.acceptance import evaluate_drafter
+from dflash_core.decoding.prompts import read_prompts
+from dflash_core.decoding.report import AcceptanceReport
 from dflash_core.errors import ConfigError, DFlashError
-from dflash_core.export import load_checkpoint_drafter
 from dflash_core.reporting import acceptance_table, speed_table
 from dflash_core.target.loading import load_target
-from dflash_core.training.ranks import device_of
+from dflash_core.training.drafter import load_checkpoint_drafter
+from dflash_core.training.ranks.groups import device_of
 from flows.cli.run import print_table
 from tasks.terminal import Terminal
 

@@ -12,16 +12,10 @@ from rich.table import Table
 from configs.settings import load_settings
 from dflash_core.artifacts import MANIFEST_NAME, check_replaceable
 from dflash_core.errors import DraftError
-from dflash_core.export import (
-    DRAFTER_KIND,
-    Layout,
-    Verdict,
-    drafter_config,
-    export_drafter,
-    judge,
-    load_checkpoint_drafter,
-)
+from dflash_core.export.engines import Verdict, judge
+from dflash_core.export.write import DRAFTER_KIND, Layout, drafter_config, export_drafter
 from dflash_core.target.loading import Target, load_target
+from dflash_core.training.drafter import load_checkpoint_drafter
 from tasks.terminal import Terminal
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]

@@ -103,7 +103,7 @@ def _figures(samples: int, tokens: int, supervised: int) -> tuple[str, ...]:
 
 
 def _tokenizer(folder: Path | None, store: TokenStore) -> "PreTrainedTokenizerBase":
-    from dflash_core.corpus.loading import load_tokenizer
+    from dflash_core.corpus.masking.loading import load_tokenizer
 
     folder = folder or (Path(name) if (name := store.manifest.metadata.get("tokenizer")) else None)
     if folder is None:

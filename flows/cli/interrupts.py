@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from tasks.launch import hurry
+from tasks.launching.launch import hurry
 
 __all__ = ["INTERRUPTS", "MAKING_A_TASK_RUN", "Interrupts"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from configs.settings import RunConfig
 from dflash_core.errors import ConfigError
-from tasks.launch import FLOW_RUN_ID
+from tasks.launching.launch import FLOW_RUN_ID
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--patience {arguments.patience:g} is no time to wait; give seconds of at least 0"
         )
-    from tasks.machines import follow, launches_folder
+    from tasks.launching.machines import follow, launches_folder
 
     flow_run_id = arguments.flow_run or os.environ.get(FLOW_RUN_ID)
     if not flow_run_id:

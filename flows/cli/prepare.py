@@ -12,18 +12,18 @@ from rich.table import Table
 
 from configs.settings import CorpusSettings, load_sections
 from dflash_core.artifacts import check_replaceable
-from dflash_core.corpus.assemble import PrepareReport, Selection
+from dflash_core.corpus.answers.regenerate import Generate, RegenerateReport
 from dflash_core.corpus.build import Regenerated, answers_facts, regenerate_corpus
-from dflash_core.corpus.loading import load_encoder
-from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.prepare import prepare_store
-from dflash_core.corpus.regenerate import Generate, RegenerateReport
+from dflash_core.corpus.masking.encoder import ChatEncoder
+from dflash_core.corpus.masking.loading import load_encoder
+from dflash_core.corpus.preparing.assemble import PrepareReport, Selection
+from dflash_core.corpus.preparing.prepare import prepare_store
 from dflash_core.corpus.store import STORE_KIND
 from dflash_core.errors import ConfigError
 from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
-    from dflash_core.target import Target
+    from dflash_core.target.loading import Target
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "run"]
 
@@ -110,21 +110,21 @@ def _regenerate(settings: CorpusSettings, encoder: ChatEncoder, out: Path) -> Re
     config = settings.corpus
     target = ""
     if config.regenerate.endpoint is None:
-        from dflash_core.target import target_digest
+        from dflash_core.target.loading import target_digest
 
         target = target_digest(settings.target.path)
 
     def load() -> "Target":
-        from dflash_core.target import load_target
+        from dflash_core.target.loading import load_target
         from dflash_core.training.config import TrainingConfig
-        from dflash_core.training.ranks import device_of
+        from dflash_core.training.ranks.groups import device_of
 
         # Which layers would feed a drafter does not matter here.
         plain = settings.target.model_copy(update={"layer_ids": (0,)})
         return load_target(plain, device=device_of(TrainingConfig()))
 
     def generate() -> Generate:
-        from dflash_core.decoding.regeneration import chosen_generate
+        from dflash_core.corpus.answers.in_process import chosen_generate
 
         key = os.environ.get("OPENAI_API_KEY")
         return chosen_generate(config, encoder, load, api_key=key)

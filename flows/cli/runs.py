@@ -14,7 +14,7 @@ from dflash_core.errors import ConfigError, TrackingError
 from tasks.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tasks.recorded import RecordedRun
+    from tasks.tracking.recorded import RecordedRun
 
 __all__ = ["add_arguments", "run"]
 
@@ -45,9 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     import mlflow.exceptions
 
-    from tasks.recorded import find_runs, recorded_runs
-    from tasks.spool import shown_uri
-    from tasks.tracking import deliver_pending, tracking_client
+    from tasks.tracking.recorded import find_runs, recorded_runs
+    from tasks.tracking.run import deliver_pending, tracking_client
+    from tasks.tracking.spool import shown_uri
 
     client = tracking_client(TrackingConfig(uri=arguments.uri), arguments.root)
     left = deliver_pending(arguments.root, client) if arguments.deliver else {}
@@ -86,7 +86,7 @@ def _listing(runs: "list[RecordedRun]") -> Table:
 
 
 def _comparison(runs: "list[RecordedRun]") -> Table:
-    from tasks.recorded import differing
+    from tasks.tracking.recorded import differing
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")

@@ -18,16 +18,16 @@ from rich.progress import (
 
 from configs.settings import RunConfig, load_settings
 from dflash_core.artifacts import atomic_write
+from dflash_core.calibration.history import Calibration, balanced, hold_job, read_calibration
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError
 from dflash_core.throughput import Accuracy, CostModel, Prediction, predict
-from dflash_core.training.calibrated import Calibration, balanced, hold_job, read_calibration
 from dflash_core.training.config import TrainingJob, check_job
 from flows.cli import first_problem
 from flows.cli.run import print_table
-from tasks.run_folder import held_folder
+from tasks.launching.torchrun import run_torchrun
+from tasks.places.run_folder import held_folder
 from tasks.terminal import Terminal
-from tasks.torchrun import run_torchrun
 
 __all__ = ["TAKES_SETTINGS", "add_arguments", "held", "run"]
 
@@ -117,7 +117,7 @@ def _calibration(job: TrainingJob, file: Path) -> Calibration:
     Raises:
         CalibrationError: It is of another machine or model.
     """
-    from dflash_core.training.calibration import fingerprint
+    from dflash_core.calibration.program import fingerprint
 
     if job.training.objective == "target":
         raise ConfigError(
@@ -133,7 +133,7 @@ def _calibration(job: TrainingJob, file: Path) -> Calibration:
 
 def _predicted(job: TrainingJob, cost: CostModel) -> tuple[TrainingJob, Prediction]:
     """Return the job, balanced by a calibration, and what that says of the run."""
-    from dflash_core.training.epochs import Epochs
+    from dflash_core.training.batches.schedule import Epochs
 
     store = TokenStore.open(job.store)
     job = balanced(job, cost, store.lengths)
@@ -185,7 +185,7 @@ def _make_job(arguments: argparse.Namespace) -> tuple[TrainingJob, RunConfig]:
     job = TrainingJob(
         run_dir=arguments.out.resolve(),
         store=arguments.store.resolve(),
-        heldout_store=arguments.held_out and arguments.held_out.resolve(),
+        held_out_store=arguments.held_out and arguments.held_out.resolve(),
         target=settings.target,
         draft=settings.draft,
         loss=settings.loss,

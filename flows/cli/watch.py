@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.live import Live
 
 from dflash_core.errors import ConfigError
-from dflash_core.training.progress import RunLog, find_run
+from dflash_core.training.telemetry.status import RunLog, find_run
 from flows.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from tasks.terminal import Terminal
 

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dflash_core.training.progress import RunLog
+from dflash_core.training.telemetry.status import RunLog
 
 __all__ = ["sparkline", "view"]
 
@@ -97,7 +97,7 @@ def _rows(log: RunLog) -> list[tuple[str, RenderableType]]:
         ("queues", _queues(last)),
         ("optimizer", _optimizer(log.steps)),
         ("memory", f"{last['peak_memory_bytes'] / 2**30:.1f} GiB peak, all ranks"),
-        ("held out", _heldout(log.steps)),
+        ("held out", _held_out(log.steps)),
         ("forgotten", _forgotten(log.steps)),
     ]
     return [(name, text) for name, text in rows if text]
@@ -181,15 +181,15 @@ def _optimizer(steps: Sequence[dict[str, Any]]) -> str:
     return f"rate {last['learning_rate']:.2e}, gradient norm {norm}{told}"
 
 
-def _heldout(steps: Sequence[dict[str, Any]]) -> str:
-    measured = [step for step in steps if "heldout_loss" in step]
+def _held_out(steps: Sequence[dict[str, Any]]) -> str:
+    measured = [step for step in steps if "held_out_loss" in step]
     if not measured:
         return ""
-    parts = [f"loss {measured[-1]['heldout_loss']:.3f} at step {measured[-1]['step']:,}"]
-    decoded = _finite(steps, "heldout_acceptance")
+    parts = [f"loss {measured[-1]['held_out_loss']:.3f} at step {measured[-1]['step']:,}"]
+    decoded = _finite(steps, "held_out_acceptance")
     if decoded:
         parts.append(f"acceptance {decoded[-1]:.2f} by decoding, best {max(decoded):.2f}")
-    return f"{', '.join(parts)}\n{sparkline(_finite(steps, 'heldout_loss'))}"
+    return f"{', '.join(parts)}\n{sparkline(_finite(steps, 'held_out_loss'))}"
 
 
 def _forgotten(steps: Sequence[dict[str, Any]]) -> RenderableType:

@@ -8,7 +8,7 @@ from configs.settings import RunConfig
 from dflash_core.errors import DFlashError, InputError
 from flows.cli import EXIT_INPUT
 from flows.train_drafter import train_drafter
-from tasks.run_folder import open_run_folder
+from tasks.places.run_folder import open_run_folder
 from tests.dflash_core.throughput.machines import MARKS, machine
 from tests.flows.conftest import MakeSettings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflash_core.training.calibration import fingerprint
+from dflash_core.calibration.program import fingerprint
 from dflash_core.training.config import TrainingJob
 from flows.plan_batches import plan_batches
 from tests.dflash_core.throughput.machines import machine

@@ -11,9 +11,9 @@ from configs.settings import Settings
 from flows.evaluate_drafter import evaluate_drafter
 from flows.plan_batches import plan_batches
 from flows.retrain import retrain
+from tasks.places.run_folder import open_run_folder
 from tasks.prepare import prepare_corpus
 from tasks.promote import challenge, find_champion, is_news
-from tasks.run_folder import open_run_folder
 from tests.flows.conftest import MakeSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -11,10 +11,10 @@ from mlflow.entities import Run
 from configs.settings import Settings
 from dflash_core.artifacts import read_manifest
 from dflash_core.errors import ConfigError
-from dflash_core.export import load_drafter
 from dflash_core.export.write import DRAFTER_KIND, DRAFTER_VERSION
+from dflash_core.export.zlab import load_drafter
 from flows.train_drafter import train_drafter
-from tasks.run_folder import open_run_folder
+from tasks.places.run_folder import open_run_folder
 from tests.flows.conftest import MakeSettings
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -74,7 +74,7 @@ def test_accepted_run_trains_measures_registers_and_reports(tiny_settings: MakeS
     (training,) = [run for run in nested if run.info.run_name == "training"]
     history = client.get_metric_history(training.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, summary.training.num_steps + 1))
-    assert client.get_metric_history(training.info.run_id, "heldout_loss")
+    assert client.get_metric_history(training.info.run_id, "held_out_loss")
     version = client.get_model_version_by_alias("dflash-drafter", "challenger")
     assert version.run_id == training.info.run_id
     assert float(version.tags["tau"]) == pytest.approx(summary.acceptance.tau, abs=1e-4)

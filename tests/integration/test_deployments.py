@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from configs.settings import RunConfig, Settings, load_settings
-from dflash_core.training.progress import read_status
+from dflash_core.training.telemetry.status import read_status
 from tests.flows.conftest import MakeSettings
 from tests.integration.places import (
     ROOT,

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dflash_core.training.progress import read_status
+from dflash_core.training.telemetry.status import read_status
 from flows.cli import EXIT_INTERRUPTED
 from tests.flows.conftest import MakeSettings
 from tests.integration.places import ROOT, steps_done, wait_for
-from tests.tasks.test_torchrun import alive
+from tests.tasks.launching.test_torchrun import alive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

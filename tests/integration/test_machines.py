@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import tasks.machines
+import tasks.launching.machines
 from dflash_core.errors import ConfigError, TimeLimitError
-from tasks.launch import Launch
-from tasks.machines import Machines, follow
-from tasks.torchrun import run_torchrun
+from tasks.launching.launch import Launch
+from tasks.launching.machines import Machines, follow
+from tasks.launching.torchrun import run_torchrun
 from tests.integration.places import ROOT, free_port
-from tests.tasks.test_torchrun import no_rank_lives, wait_until_ranks_wait
+from tests.tasks.launching.test_torchrun import no_rank_lives, wait_until_ranks_wait
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ def test_a_second_machine_takes_part_in_every_launch_and_goes_home(tmp_path: Pat
     ours.begin()
     for _ in range(2):
         run_torchrun(
-            "tests.tasks.toy_rank",
+            "tests.tasks.launching.toy_rank",
             [str(tmp_path), "end"],
             num_ranks=2,
             run_dir=tmp_path,
@@ -64,10 +64,12 @@ def test_ranks_of_a_launch_that_is_over_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed attempt left it announced; a machine that came early waits there for nobody."""
-    monkeypatch.setattr(tasks.machines, "GRACE_S", 0.1)
+    monkeypatch.setattr(tasks.launching.machines, "GRACE_S", 0.1)
     ours = replace(machines(tmp_path), nodes=1)
     ours.announce(
-        Launch(module="tests.tasks.toy_rank", arguments=(str(tmp_path), "wait"), num_ranks=2)
+        Launch(
+            module="tests.tasks.launching.toy_rank", arguments=(str(tmp_path), "wait"), num_ranks=2
+        )
     )
     with ThreadPoolExecutor(1) as pool:
 
@@ -85,7 +87,9 @@ def test_ranks_of_a_launch_that_is_over_are_ended(
 def test_a_machine_that_does_not_come_is_waited_for_so_long(tmp_path: Path) -> None:
     alone = replace(machines(tmp_path), meeting_limit_s=1)
     with pytest.raises(TimeLimitError, match=r"2 machines .* did not meet at .* within 1 s"):
-        run_torchrun("tests.tasks.toy_rank", [], num_ranks=2, run_dir=tmp_path, machines=alone)
+        run_torchrun(
+            "tests.tasks.launching.toy_rank", [], num_ranks=2, run_dir=tmp_path, machines=alone
+        )
 
 
 def test_ranks_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from configs.settings import Settings
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.errors import DataError
+from tasks.places.run_folder import open_run_folder
 from tasks.prepare import prepare_corpus
-from tasks.run_folder import open_run_folder
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
 

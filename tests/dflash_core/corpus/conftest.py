@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dflash_core.corpus.masking import ChatEncoder
+from dflash_core.corpus.masking.encoder import ChatEncoder
 from dflash_core.corpus.vocabulary import train_vocabulary
 
 TEXTS = ["def answer(question):\n    return question\n", "The quick brown fox. <think> </think>"]

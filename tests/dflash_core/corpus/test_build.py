@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from dflash_core.artifacts import content_digest
+from dflash_core.corpus.answers.regenerate import Answer, Generate, TurnPrompt
 from dflash_core.corpus.build import (
     Regenerated,
     answers_facts,
@@ -19,11 +20,10 @@ from dflash_core.corpus.build import (
     source_digest,
 )
 from dflash_core.corpus.config import CorpusConfig, RegenerateConfig
-from dflash_core.corpus.masking import ChatEncoder
-from dflash_core.corpus.regenerate import Answer, Generate, TurnPrompt
+from dflash_core.corpus.masking.encoder import ChatEncoder
 from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import DataError
-from tests.dflash_core.corpus import templates
+from tests.dflash_core.corpus.masking import templates
 
 LONG = "a long answer " * 20
 
@@ -166,7 +166,8 @@ def test_digest_of_the_source_is_that_of_its_bytes(chats: Path) -> None:
 
 def test_stores_and_plans_of_corpora_need_no_torch() -> None:
     program = (
-        "import sys, dflash_core.corpus, dflash_core.corpus.build, dflash_core.corpus.prepare; "
+        "import sys, dflash_core.corpus, dflash_core.corpus.build; "
+        "import dflash_core.corpus.preparing.prepare; "
         "print(sorted({'torch', 'transformers', 'prefect', 'mlflow'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_core.decoding import (
-    EvaluationConfig,
-    Generation,
-    Prompt,
-    Sampling,
-    evaluate_drafter,
-    generate,
-    timing,
-)
-from dflash_core.decoding.acceptance import held_against_plain
+from dflash_core.decoding import timing
+from dflash_core.decoding.acceptance import evaluate_drafter, held_against_plain
+from dflash_core.decoding.config import EvaluationConfig, Sampling
+from dflash_core.decoding.plain import generate
+from dflash_core.decoding.prompts import Prompt
 from dflash_core.decoding.report import BatchTime, Speed, speed_facts
+from dflash_core.decoding.speculative import Generation
 from dflash_core.decoding.timing import BothSides
 from dflash_core.errors import DataError, DraftError
 from tests.dflash_core.draft.parts import MASK, small_drafter, small_target

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dflash_core.decoding import AcceptanceGroup, AcceptanceReport, compare_drafters
-from dflash_core.decoding.report import BatchTime, speed_facts
+from dflash_core.decoding.comparison import compare_drafters
+from dflash_core.decoding.report import AcceptanceGroup, AcceptanceReport, BatchTime, speed_facts
 from dflash_core.errors import DataError
 
 

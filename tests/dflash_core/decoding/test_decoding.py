@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_core.decoding import Sampling, generate, speculative_generate
+from dflash_core.decoding.config import Sampling
+from dflash_core.decoding.plain import generate
 from dflash_core.decoding.sampling import accept_sampled, draw, probabilities
+from dflash_core.decoding.speculative import speculative_generate
 from dflash_core.errors import DataError, DraftError
 from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
 

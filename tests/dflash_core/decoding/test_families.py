@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dflash_core.decoding import generate, speculative_generate
+from dflash_core.decoding.plain import generate
+from dflash_core.decoding.speculative import speculative_generate
 from dflash_core.errors import TargetError
 from tests.dflash_core.draft.parts import MASK, SIZES, SmallTarget, small_drafter
 

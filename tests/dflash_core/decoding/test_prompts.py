@@ -6,12 +6,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from dflash_core.corpus.config import CorpusConfig
-from dflash_core.corpus.loading import encoder_of
-from dflash_core.corpus.prepare import prepare_store
-from dflash_core.decoding import EvaluationConfig, evaluate_drafter, generate, stop_tokens
+from dflash_core.corpus.masking.loading import encoder_of
+from dflash_core.corpus.preparing.prepare import prepare_store
+from dflash_core.decoding.acceptance import evaluate_drafter
+from dflash_core.decoding.config import EvaluationConfig
+from dflash_core.decoding.plain import generate, stop_tokens
 from dflash_core.decoding.prompts import read_prompts
 from dflash_core.errors import DataError
-from tests.dflash_core.corpus import templates
+from tests.dflash_core.corpus.masking import templates
 from tests.dflash_core.draft.parts import small_drafter, small_target
 
 TARGET = Path(__file__).parents[3] / "configs" / "demo_target"

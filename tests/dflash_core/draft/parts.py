@@ -8,7 +8,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_core.corpus.store import Sample
-from dflash_core.draft import DraftConfig, build_drafter, collate
+from dflash_core.draft.batch import collate
+from dflash_core.draft.build import build_drafter
+from dflash_core.draft.config import DraftConfig
 from dflash_core.planning.anchors import AnchorConfig
 
 VOCABULARY = 97

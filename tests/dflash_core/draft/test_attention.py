@@ -7,9 +7,11 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dflash_core.draft import LossConfig, draft_loss, flex
+from dflash_core.draft import flex
 from dflash_core.draft.attention import SlicedAttention, dense_mask
+from dflash_core.draft.config import LossConfig
 from dflash_core.draft.flex import FlexAttention
+from dflash_core.draft.loss import draft_loss
 from tests.dflash_core.draft.parts import (
     batch_of,
     document,

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_core.draft import collate, eligible_anchors, sample_anchors
+from dflash_core.draft.anchors import eligible_anchors, sample_anchors
+from dflash_core.draft.batch import collate
 from dflash_core.errors import DataError
 from dflash_core.planning.anchors import AnchorConfig, num_anchors
 from tests.dflash_core.draft.parts import MASK, batch_of, document

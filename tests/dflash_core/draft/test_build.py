@@ -9,15 +9,10 @@ import transformers
 from pydantic import ValidationError
 from torch import nn
 
-from dflash_core.draft import (
-    DraftConfig,
-    LossConfig,
-    build_drafter,
-    draft_loss,
-    draft_spec,
-    frequent_tokens,
-)
+from dflash_core.draft.build import build_drafter, draft_spec, frequent_tokens
+from dflash_core.draft.config import DraftConfig, LossConfig
 from dflash_core.draft.from_target import copied_layer_ids, norm_scale
+from dflash_core.draft.loss import draft_loss
 from dflash_core.errors import DraftError
 from tests.dflash_core.draft.parts import (
     MASK,

@@ -8,8 +8,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dflash_core.draft import LossConfig, draft_hidden, draft_loss
-from dflash_core.draft.loss import DraftLoss, acceptance_at_anchors, decay_gamma, decoding_rounds
+from dflash_core.draft.config import LossConfig
+from dflash_core.draft.loss import (
+    DraftLoss,
+    acceptance_at_anchors,
+    decay_gamma,
+    decoding_rounds,
+    draft_hidden,
+    draft_loss,
+)
 from dflash_core.errors import ConfigError
 from tests.dflash_core.draft.parts import (
     VOCABULARY,

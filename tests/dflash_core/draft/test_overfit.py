@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from dflash_core.corpus.store import Sample
-from dflash_core.decoding import EvaluationConfig, Prompt, evaluate_drafter, generate
-from dflash_core.draft import DraftConfig, LossConfig, build_drafter, collate, draft_loss
+from dflash_core.decoding.acceptance import evaluate_drafter
+from dflash_core.decoding.config import EvaluationConfig
+from dflash_core.decoding.plain import generate
+from dflash_core.decoding.prompts import Prompt
+from dflash_core.draft.batch import collate
+from dflash_core.draft.build import build_drafter
+from dflash_core.draft.config import DraftConfig, LossConfig
+from dflash_core.draft.loss import draft_loss
 from dflash_core.planning.anchors import AnchorConfig
 from tests.dflash_core.draft.parts import VOCABULARY, small_target
 

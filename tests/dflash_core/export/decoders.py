@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import MuseGlimmerAssistantModel
 
-from dflash_core.decoding import stop_tokens
+from dflash_core.decoding.plain import stop_tokens
 from dflash_core.decoding.speculative import speculative_generate
-from dflash_core.export import export_drafter
+from dflash_core.export.write import export_drafter
 
 
 def by_ours(target, drafter, prompt, num_tokens):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from dflash_core.export import drafter_config, judge
-from dflash_core.export.engines import ENGINES, Served, served, trained
+from dflash_core.export.engines import ENGINES, Served, judge, served, trained
+from dflash_core.export.write import drafter_config
 from tests.dflash_core.draft.parts import SIZES, SmallTarget, small_drafter, small_target
 
 SLIDING = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 64}

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.errors import ArtifactError, DraftError
-from dflash_core.export import export_drafter, load_drafter
+from dflash_core.export.write import export_drafter
+from dflash_core.export.zlab import load_drafter
 from tests.dflash_core.draft.parts import document, small_drafter, small_target
 
 

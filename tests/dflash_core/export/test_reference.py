@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_core.decoding import generate
+from dflash_core.decoding.plain import generate
 from dflash_core.decoding.speculative import speculative_generate
-from dflash_core.export import export_drafter, load_drafter
-from dflash_core.target import TargetConfig, load_target
+from dflash_core.export.write import export_drafter
+from dflash_core.export.zlab import load_drafter
+from dflash_core.target.config import TargetConfig
+from dflash_core.target.loading import load_target
 from tests.dflash_core.draft import test_overfit
 from tests.dflash_core.draft.parts import MASK, small_drafter, small_target
 

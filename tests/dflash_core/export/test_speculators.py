@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dflash_core.draft import draft_hidden
-from dflash_core.export import export_drafter
+from dflash_core.draft.loss import draft_hidden
+from dflash_core.export.write import export_drafter
 from tests.dflash_core.draft.parts import (
     VOCABULARY,
     batch_of,

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dflash_core.decoding import AcceptanceGroup, AcceptanceReport, Exactness
+from dflash_core.decoding.report import AcceptanceGroup, AcceptanceReport, Exactness
 from dflash_core.reporting import (
     CorpusFacts,
     ProfileFacts,

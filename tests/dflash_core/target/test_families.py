@@ -8,13 +8,14 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from dflash_core.draft import DraftConfig, build_drafter
+from dflash_core.draft.build import build_drafter
+from dflash_core.draft.config import DraftConfig
 from dflash_core.errors import TargetError
-from dflash_core.target import Target
 from dflash_core.target.check import check_target
 from dflash_core.target.families import LENGTH_DEPENDENT, target_traits
+from dflash_core.target.loading import Target
 from dflash_core.target.rope import freeze_rope
-from dflash_core.training.target_objective import _NextToken
+from dflash_core.training.objectives.target import _NextToken
 from tests.dflash_core.draft.parts import MASK, SIZES
 
 SHAPE = {

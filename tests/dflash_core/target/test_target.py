@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from dflash_core.errors import TargetError
-from dflash_core.target import TargetConfig, load_target, resolve_layer_ids, target_digest
-from dflash_core.training.features import check_packing
+from dflash_core.target.config import TargetConfig
+from dflash_core.target.layers import resolve_layer_ids
+from dflash_core.target.loading import load_target, target_digest
+from dflash_core.training.features.source import check_packing
 from tests.tiny import TINY_LAYER_IDS, tiny_family, tiny_target
 
 

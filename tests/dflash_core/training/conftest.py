@@ -31,8 +31,8 @@ from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
 from dflash_core.training.config import TopologyConfig, TrainingConfig, TrainingJob
 from dflash_core.training.program import main, run_job
-from dflash_core.training.ranks import join_ranks
-from dflash_core.training.stop import StopRequest
+from dflash_core.training.ranks.groups import join_ranks
+from dflash_core.training.ranks.stop import StopRequest
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 
 
@@ -44,7 +44,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [function.source for function in islice(stdlib_functions("train"), 56)]
     samples = [_sample(tokenizer(source)["input_ids"][:192], source) for source in sources]
     write_store(folder / "store", samples[:40])
-    write_store(folder / "heldout", samples[40:])
+    write_store(folder / "held_out", samples[40:])
     return folder
 
 
@@ -85,7 +85,7 @@ def make_job(parts: Path, tmp_path: Path) -> MakeJob:
         return TrainingJob(
             run_dir=tmp_path / name,
             store=parts / "store",
-            heldout_store=parts / "heldout",
+            held_out_store=parts / "held_out",
             target=TargetConfig(path=parts / "target", layer_ids=TINY_LAYER_IDS),
             draft=DraftConfig(num_layers=1, block_size=4),
             batching=BatchingConfig(

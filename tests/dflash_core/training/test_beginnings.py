@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextCo
 from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.errors import ConfigError, DataError, DraftError, TargetError
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.objective import MicroBatch
-from dflash_core.training.ranks import join_ranks
-from dflash_core.training.target_objective import TargetObjective
+from dflash_core.training.objectives.base import MicroBatch
+from dflash_core.training.objectives.target import TargetObjective
+from dflash_core.training.ranks.groups import join_ranks
 from tests.dflash_core.training.conftest import MakeJob, run_here
 
 
@@ -104,7 +104,7 @@ def test_a_warm_start_of_another_shape_says_what_differs(make_job: MakeJob) -> N
         run_here(job)
 
 
-@pytest.mark.parametrize("store", ["store", "heldout_store"])
+@pytest.mark.parametrize("store", ["store", "held_out_store"])
 @pytest.mark.parametrize(
     ("objective", "token", "sentence"),
     [

@@ -8,12 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_core.corpus.store import TokenStore
-from dflash_core.decoding import generate, speculative_generate
+from dflash_core.decoding.plain import generate
+from dflash_core.decoding.speculative import speculative_generate
 from dflash_core.errors import DraftError
-from dflash_core.export import export_drafter, load_checkpoint_drafter, load_drafter
+from dflash_core.export.write import export_drafter
+from dflash_core.export.zlab import load_drafter
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
 from dflash_core.training.draft_vocabulary import draft_vocabulary
+from dflash_core.training.drafter import load_checkpoint_drafter
 from tests.dflash_core.training.conftest import (
     MakeJob,
     losses,

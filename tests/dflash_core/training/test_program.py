@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_core.errors import ConfigError, TrainingError
-from dflash_core.export import load_drafter
+from dflash_core.export.zlab import load_drafter
 from dflash_core.training.checkpoint import has_checkpoint
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.monitor import write_status
 from dflash_core.training.program import main, run_job
-from dflash_core.training.progress import read_status
-from dflash_core.training.ranks import join_ranks
-from dflash_core.training.stop import StopRequest
+from dflash_core.training.ranks.groups import join_ranks
+from dflash_core.training.ranks.stop import StopRequest
+from dflash_core.training.telemetry.metrics import write_status
+from dflash_core.training.telemetry.status import read_status
 from tests.dflash_core.training.conftest import (
     FullDisk,
     MakeJob,

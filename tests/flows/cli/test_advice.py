@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 import torch
 
-from dflash_core.training.calibration import hardware_of, versions_here
+from dflash_core.calibration.program import hardware_of, versions_here
 from flows.cli import main
 from tests.dflash_core.throughput.machines import MARKS, machine
 

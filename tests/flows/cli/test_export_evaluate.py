@@ -8,9 +8,11 @@ import shutil
 import pytest
 import torch
 
-from dflash_core.draft import DraftConfig, build_drafter
-from dflash_core.export import export_drafter
-from dflash_core.target import TargetConfig, load_target
+from dflash_core.draft.build import build_drafter
+from dflash_core.draft.config import DraftConfig
+from dflash_core.export.write import export_drafter
+from dflash_core.target.config import TargetConfig
+from dflash_core.target.loading import load_target
 from flows.cli import main
 from tests.tiny import TINY_LAYER_IDS, tiny_target
 

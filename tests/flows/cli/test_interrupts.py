@@ -11,7 +11,7 @@ import pytest
 
 from flows.cli import EXIT_INTERRUPTED
 from flows.cli.interrupts import INTERRUPTS, MAKING_A_TASK_RUN
-from tests.tasks.test_torchrun import alive, eventually
+from tests.tasks.launching.test_torchrun import alive, eventually
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

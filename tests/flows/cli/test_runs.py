@@ -9,8 +9,8 @@ import pytest
 from configs.settings import RunConfig, Settings
 from dflash_core.target.config import TargetConfig
 from flows.cli import EXIT_INPUT, main
-from tasks.run_folder import open_run_folder
-from tasks.tracking import open_tracking
+from tasks.places.run_folder import open_run_folder
+from tasks.tracking.run import open_tracking
 
 
 @pytest.fixture(scope="module")

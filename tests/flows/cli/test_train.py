@@ -12,25 +12,25 @@ from typing import Any, cast
 import pytest
 
 from configs.settings import RunConfig, load_settings
-from dflash_core.corpus.config import PrepareConfig
-from dflash_core.corpus.prepare import prepare_store
-from dflash_core.corpus.stdlib import write_stdlib_chats
-from dflash_core.corpus.store import TokenStore
-from dflash_core.errors import ConfigError
-from dflash_core.throughput import Accuracy
-from dflash_core.training.calibrated import read_calibration
-from dflash_core.training.calibration import fingerprint
-from dflash_core.training.config import TrainingJob
-from dflash_core.training.machine_history import (
+from dflash_core.calibration.history import read_calibration
+from dflash_core.calibration.machines import (
     PastRun,
     costs_digest,
     history_file,
     read_runs,
     remember_run,
 )
+from dflash_core.calibration.program import fingerprint
+from dflash_core.corpus.config import PrepareConfig
+from dflash_core.corpus.preparing.prepare import prepare_store
+from dflash_core.corpus.stdlib import write_stdlib_chats
+from dflash_core.corpus.store import TokenStore
+from dflash_core.errors import ConfigError
+from dflash_core.throughput import Accuracy
+from dflash_core.training.config import TrainingJob
 from flows.cli import EXIT_INPUT, EXIT_INTERRUPTED, main
 from flows.cli.train import held
-from tasks.run_folder import RunFolder, held_folder
+from tasks.places.run_folder import RunFolder, held_folder
 from tasks.train import train
 from tests.dflash_core.throughput.machines import machine
 from tests.tiny import TINY_LAYER_IDS, tiny_target

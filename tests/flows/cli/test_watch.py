@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflash_core.training.progress import RunLog
+from dflash_core.training.telemetry.status import RunLog
 from flows.cli import main
 
 
@@ -58,7 +58,7 @@ def test_the_view_names_the_bottleneck_and_what_is_left(run_dir: Path, capsys: A
 
 
 def test_forgotten_lengths_and_a_failure_are_shown_in_words(run_dir: Path, capsys: Any) -> None:
-    more = {"heldout_loss": 2.5, "forgotten_groups": [1], "length_edges": [10, 90, 400]}
+    more = {"held_out_loss": 2.5, "forgotten_groups": [1], "length_edges": [10, 90, 400]}
     with (run_dir / "metrics.jsonl").open("a") as stream:
         stream.write(step_line(31, grad_norm=None, loss=None, **more))
     tell(run_dir, "failed", "the loss was not finite in 6 steps in a row")

@@ -1,0 +1,1 @@
+"""What a micro-batch costs on this machine, measured by real steps."""

@@ -1,0 +1,1 @@
+"""Answers in the target's own words, from this process or an endpoint."""

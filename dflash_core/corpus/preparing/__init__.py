@@ -1,0 +1,1 @@
+"""Chats to a token store, in parallel, restartable."""

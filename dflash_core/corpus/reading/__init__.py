@@ -1,0 +1,1 @@
+"""Files and rows of chats in the formats that people have."""

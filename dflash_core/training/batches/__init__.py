@@ -1,0 +1,1 @@
+"""From a plan to collated batches, in the order of steps."""

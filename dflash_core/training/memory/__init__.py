@@ -1,0 +1,1 @@
+"""Memory used, guarded, and tried before the first step."""

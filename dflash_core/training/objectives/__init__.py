@@ -1,0 +1,1 @@
+"""What a batch is learnt with: a drafter or the target itself."""

@@ -1,0 +1,1 @@
+"""Processes of one run: groups, one order of messages, sharding, stopping."""

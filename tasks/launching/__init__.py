@@ -1,0 +1,1 @@
+"""torchrun: started, watched, on one machine or several."""

@@ -1,0 +1,1 @@
+"""Where things lie: run folders, cached artifacts, object storage."""

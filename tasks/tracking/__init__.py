@@ -1,0 +1,1 @@
+"""Runs recorded with MLflow."""
