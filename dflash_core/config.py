@@ -1,5 +1,6 @@
 """The base of every stage's settings."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,11 +29,11 @@ def problem_of(error: ValidationError, *, whole: str = "") -> str:
     return f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg']}"
 
 
-def changed(model: M, **fields: Any) -> M:
-    """Return the model with other values of some fields, checked as new ones are.
+def changed(model: M, fields: Mapping[str, Any]) -> M:
+    """Return the model with other values of some fields, checked as those of a new one are.
 
     Raises:
-        pydantic.ValidationError: There is no such field, or the value does not fit it.
+        pydantic.ValidationError: There is no such field, or a value does not fit.
     """
     values = {name: getattr(model, name) for name in type(model).model_fields}
-    return type(model).model_validate(values | fields)
+    return type(model).model_validate({**values, **fields})

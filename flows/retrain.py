@@ -7,6 +7,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from configs.settings import Settings
+from dflash_core.config import changed
 from flows.train_drafter import train_drafter
 from tasks.places.run_folder import open_run_folder
 from tasks.prepare import prepare_corpus
@@ -23,7 +24,7 @@ def retrain(settings: Settings) -> str | State[Any]:
     Ends in ``Completed(name="Skipped")`` without new data, and as `train_drafter` ended when that
     rejected everything or failed.
     """
-    config = settings.run.model_copy(update={"name": None})
+    config = changed(settings.run, {"name": None})
     with open_run_folder(config, default_name=str(flow_run.name or "retrain")) as folder:
         corpus = prepare_corpus(settings, folder)
         champion = find_champion(settings, folder)

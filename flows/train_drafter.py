@@ -7,6 +7,7 @@ from prefect.runtime import flow_run
 
 from configs.settings import Settings
 from dflash_core.calibration.history import Calibration
+from dflash_core.config import changed
 from dflash_core.corpus.build import CorpusReport
 from dflash_core.reporting import RunSummary
 from flows.steps import choose_strategy, rejected
@@ -85,4 +86,4 @@ def _train(
         profile = profile_lengths(corpus.train, folder)
         version = register(settings, folder, drafter, acceptance, training, corpus.train, profile)
     done = {"training": facts, "acceptance": acceptance, "model_version": version}
-    return summary.model_copy(update=done)
+    return changed(summary, done)

@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from dflash_core.artifacts import atomic_write
 from dflash_core.calibration.history import Calibration, read_calibration
 from dflash_core.calibration.program import fingerprint
+from dflash_core.config import changed
 from dflash_core.training.config import TrainingJob
 from tasks.console import announce, logger, warn
 from tasks.launching.gpu_pool import gpu_slot
@@ -49,7 +50,7 @@ def calibrate(job: TrainingJob, folder: RunFolder, *, given: Path | None = None)
 
 def _measure(job: TrainingJob, file: Path, folder: RunFolder) -> None:
     run_dir = folder.path / "calibration"
-    here = job.model_copy(update={"run_dir": run_dir})
+    here = changed(job, {"run_dir": run_dir})
     job_file = atomic_write(run_dir / "job.json", here.model_dump_json(indent=1) + "\n")
     run_torchrun(
         "dflash_core.calibration.program",

@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import atomic_write
+from dflash_core.config import changed
 from dflash_core.throughput import measured_ktok_s
 from dflash_core.training.config import TrainingJob, ValidationConfig
 from dflash_core.training.telemetry.status import read_metrics, read_status
@@ -34,10 +35,8 @@ def pilot(job: TrainingJob, folder: RunFolder, *, num_steps: int) -> float:
         "features": "online",
         "validation": ValidationConfig(),
     }
-    training = job.training.model_copy(update=alone)
-    short = job.model_copy(
-        update={"run_dir": run_dir, "training": training, "held_out_store": None}
-    )
+    training = changed(job.training, alone)
+    short = changed(job, {"run_dir": run_dir, "training": training, "held_out_store": None})
     if not _is_finished(short):
         _run(short, folder)
     lines = read_metrics(run_dir)

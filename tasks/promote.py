@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import RetrainConfig, Settings
+from dflash_core.config import changed
 from dflash_core.corpus.store import TokenStore
 from dflash_core.decoding.comparison import LEAST_BATCHES, compare_drafters
 from dflash_core.decoding.prompts import store_prompts
@@ -79,8 +80,8 @@ def with_champion(
     limit = settings.retrain.max_drift
     word = "buckets are fitted anew" if drift > limit else "within the limit"
     announce(f"length drift since version {champion.version}: {drift:.3f} ({word}, {limit:g})")
-    run = settings.run.model_copy(update={"warm_start": champion.drafter})
-    return settings.model_copy(update={"run": run})
+    run = changed(settings.run, {"warm_start": champion.drafter})
+    return changed(settings, {"run": run})
 
 
 @task(name="challenge", cache_policy=NO_CACHE)

@@ -15,7 +15,7 @@ from dflash_core.calibration.machines import (
     read_runs,
     remember_run,
 )
-from dflash_core.config import problem_of
+from dflash_core.config import changed, problem_of
 from dflash_core.errors import CalibrationError
 from dflash_core.throughput import (
     Accuracy,
@@ -55,7 +55,7 @@ def read_calibration(file: Path) -> Calibration:
     """
     cost = _read_cost_model(file)
     learnt = learn_drift(ratios_under(cost, read_runs(history_file(file))), prior=cost.drift)
-    return Calibration(file, cost.model_copy(update={"drift": learnt.drift}), learnt)
+    return Calibration(file, changed(cost, {"drift": learnt.drift}), learnt)
 
 
 def hold_job(
@@ -127,4 +127,4 @@ def balanced(job: TrainingJob, cost: CostModel, lengths: ArrayLike) -> TrainingJ
     consumers = cost.plan_cost(
         job.training.topology.kind, block_size=job.draft.block_size, lengths=lengths
     )
-    return job.model_copy(update={"consumer_cost": consumers, "target_cost": cost.target_cost()})
+    return changed(job, {"consumer_cost": consumers, "target_cost": cost.target_cost()})

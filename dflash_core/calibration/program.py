@@ -27,6 +27,7 @@ from dflash_core.artifacts import atomic_write, content_digest
 from dflash_core.calibration.rehearsal import colocated, pace_error, rehearse, tempered
 from dflash_core.calibration.shapes import Shape, calibration_shapes
 from dflash_core.calibration.transfer_timing import time_transfer
+from dflash_core.config import changed
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.batch import DraftBatch
 from dflash_core.errors import ConfigError
@@ -121,7 +122,7 @@ def calibrate(job: TrainingJob, ranks: Ranks) -> CostModel:
     ratio, error = rehearse(job, model, ranks, block_size=block_size)
     error = math.hypot(error, _pace_error(measurements, model, rounds=rounds))
     correction, error = tempered(ratio, error)
-    return model.model_copy(update={"correction": correction, "correction_error": error})
+    return changed(model, {"correction": correction, "correction_error": error})
 
 
 def _pace_error(measurements: list[Measurement], model: CostModel, *, rounds: int) -> float:
@@ -198,12 +199,10 @@ class _Bench:
             "anchors_per_supervised_token": rule.anchors_per_supervised_token * FEW_ANCHORS,
             "min_anchors": 1,
         }
-        batching = job.batching.model_copy(update={"anchors": rule.model_copy(update=fewer)})
+        batching = changed(job.batching, {"anchors": changed(rule, fewer)})
         self._layouts = {
             False: self._objective.prepare,
-            True: replace(
-                self._objective.prepare, job=job.model_copy(update={"batching": batching})
-            ),
+            True: replace(self._objective.prepare, job=changed(job, {"batching": batching})),
         }
         self.block_size = self._objective.drafter.spec.block_size
         self.num_features, self.dtype = feature_shape(target, job.loss)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_core.artifacts import content_digest
+from dflash_core.config import changed
 from dflash_core.corpus.store import TokenStore
 from dflash_core.planning import EpochPlan, plan_epoch
 from dflash_core.throughput import CostModel, Split, Workload
@@ -44,9 +45,7 @@ def colocated(job: TrainingJob, *, max_steps: int | None = None) -> TrainingJob:
         "checkpoint_every_steps": 10**9,
         **({} if max_steps is None else {"max_steps": max_steps}),
     }
-    return job.model_copy(
-        update={"training": training.model_copy(update=plain), "held_out_store": None}
-    )
+    return changed(job, {"training": changed(training, plain), "held_out_store": None})
 
 
 def rehearse(
@@ -60,9 +59,7 @@ def rehearse(
         ranks: This process among the others.
         block_size: Block size of the drafter.
     """
-    batching = job.batching.model_copy(
-        update={"strategy": "random", "mixing": "diverse", "edges": None}
-    )
+    batching = changed(job.batching, {"strategy": "random", "mixing": "diverse", "edges": None})
     store = TokenStore.open(job.store)
     plan = plan_epoch(
         store.lengths,
@@ -84,13 +81,14 @@ def rehearse(
     # Other runs that share its folder may rehearse at the same time.
     place = content_digest(str(job.run_dir.resolve()))[:16]
     kept = job.training.cache.path / f".rehearsal-{place}"
-    cache = job.training.cache.model_copy(update={"path": kept})
-    chosen = chosen.model_copy(
-        update={
+    cache = changed(job.training.cache, {"path": kept})
+    chosen = changed(
+        chosen,
+        {
             "batching": batching,
             "run_dir": run_dir,
-            "training": chosen.training.model_copy(update={"cache": cache}),
-        }
+            "training": changed(chosen.training, {"cache": cache}),
+        },
     )
     if ranks.is_first:
         for folder in (run_dir, kept):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_core.artifacts import atomic_write, content_digest
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.corpus.answers.regenerate import Generate, RegenerateReport, regenerate_files
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.masking.encoder import ChatEncoder
@@ -122,11 +122,12 @@ def build_corpus(
     out.mkdir(parents=True, exist_ok=True)
     inputs = _inputs(config, out, "train") if regenerated is None else [regenerated.file]
     train, held_out = prepare_corpus(
-        config.model_copy(
-            update={
+        changed(
+            config,
+            {
                 "inputs": tuple(inputs),
                 "held_out_inputs": tuple(_inputs(config, out, "held_out")),
-            }
+            },
         ),
         tokenizer,
         train=out / "train",

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash_core.config import changed
 from dflash_core.decoding.config import EvaluationConfig
 from dflash_core.decoding.plain import generate, stop_tokens
 from dflash_core.decoding.prompts import Prompt
@@ -76,7 +77,7 @@ def evaluate_drafter(
             decode_both(target, drafter, prompts, config, size, **listening) for size in sizes
         ]
         report = _report(target, drafter, prompts, config, measured)
-    return report.model_copy(update={"num_left_out": num_left_out})
+    return changed(report, {"num_left_out": num_left_out})
 
 
 def _by_turns(

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dflash_core.artifacts import atomic_write, check_replaceable, new_artifact
+from dflash_core.config import changed
 from dflash_core.draft.build import TargetLike
 from dflash_core.draft.model import DraftModel
 from dflash_core.draft.spec import DraftSpec
@@ -109,9 +110,7 @@ def _compare(folder: Path, stored: dict[str, Tensor]) -> None:
 
 def _compare_spec(folder: Path, drafter: DraftModel) -> None:
     read = load_drafter(folder).spec
-    wrote = drafter.spec.model_copy(update={"draft_vocab_size": None})
+    wrote = changed(drafter.spec, {"draft_vocab_size": None})
     if read != wrote:
-        changed = [
-            name for name in wrote.model_dump() if getattr(read, name) != getattr(wrote, name)
-        ]
-        raise DraftError(f"{folder / CONFIG_NAME} reads back with another {', '.join(changed)}")
+        other = [name for name in wrote.model_dump() if getattr(read, name) != getattr(wrote, name)]
+        raise DraftError(f"{folder / CONFIG_NAME} reads back with another {', '.join(other)}")

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.planning.config import BatchingConfig, Mixing
 from dflash_core.planning.cost import PlanCost
 from dflash_core.planning.diversity import DiversityReport, diversity_of
@@ -92,13 +92,13 @@ def compare_strategies(
     """
 
     def compose(name: str, epoch: int) -> Composition:
-        chosen = config.model_copy(update={"strategy": name})
+        chosen = changed(config, {"strategy": name})
         return compose_epoch(
             lengths, chosen, epoch=epoch, seed=seed, world_size=world_size, supervised=supervised
         )
 
     def mix(name: str, mixing: Mixing, composition: Composition) -> EpochPlan:
-        chosen = config.model_copy(update={"strategy": name, "mixing": mixing})
+        chosen = changed(config, {"strategy": name, "mixing": mixing})
         return mix_epoch(composition, chosen, world_size=world_size, cost=cost)
 
     chance = diversity_of(mix("random", "random", compose("random", 0)))

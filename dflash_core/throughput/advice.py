@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.errors import ConfigError, PlanError
 from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch, relayout
 from dflash_core.planning.limits import check_population, longest_allowed, usable_supervised
@@ -191,7 +191,7 @@ def _budgets(
     options = []
     for share in BUDGET_SHARES:
         token_budget = int(config.token_budget * share)
-        smaller = config.model_copy(update={"token_budget": token_budget})
+        smaller = changed(config, {"token_budget": token_budget})
         if share < 1 and not _holds(smaller, int(lengths.max())):
             continue
         per_step = round(config.micro_batches_per_step / share)
@@ -205,7 +205,7 @@ def _budgets(
                 "anchor_budget": anchor_budget,
                 "micro_batches_per_step": per_step,
             }
-            options.append(config.model_copy(update=changes))
+            options.append(changed(config, changes))
     return options
 
 

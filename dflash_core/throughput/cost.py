@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from dflash_core.artifacts import content_digest
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.errors import CalibrationError
 from dflash_core.planning import PlanCost
 
@@ -241,7 +241,7 @@ class CostModel(FrozenModel):
                 "the calibration does not say what reading kept features takes; run dflash-flow "
                 "calibrate with training.features 'cache'"
             )
-        return self.model_copy(update={"target": self.read})
+        return changed(self, {"target": self.read})
 
     def require(self, wanted: Fingerprint) -> None:
         """Refuse to stand for another machine or model.

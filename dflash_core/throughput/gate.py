@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.errors import ConfigError
 from dflash_core.throughput.prediction import Prediction
 
@@ -193,7 +193,7 @@ def keep_begun(result: GateResult, *, name: str, mixing: str) -> GateResult:
             if index == result.chosen:
                 return result
             reason = f"{name}/{mixing} is kept, which passes and this run was begun with"
-            return result.model_copy(update={"chosen": index, "reason": reason})
+            return changed(result, {"chosen": index, "reason": reason})
     return result
 
 
@@ -205,7 +205,7 @@ def _at_one_pace(candidates: Sequence[Candidate]) -> list[Candidate]:
         if candidate.measured_ktok_s is not None
     ]
     pace = statistics.median(paces) if paces else 1.0
-    return [candidate.model_copy(update={"pace": pace}) for candidate in candidates]
+    return [changed(candidate, {"pace": pace}) for candidate in candidates]
 
 
 def _pilots(

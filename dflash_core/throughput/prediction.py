@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.errors import CalibrationError
 from dflash_core.planning import EpochPlan
 from dflash_core.throughput.cost import CostModel, RoleFit
@@ -194,8 +194,8 @@ def _spread(
     for role, fit in (("prefetch", cost.prefetch), ("target", cost.target), ("draft", cost.draft)):
         ranked = sorted(fit.alternatives, key=lambda one: float(one.seconds(workload.totals)))
         for extreme in ranked[:1] + ranked[-1:]:
-            changed = cost.model_copy(update={role: RoleFit(coefficients=extreme)})
-            seconds = _timeline(plan, workload, changed, topology, routes).epoch_s
+            altered = changed(cost, {role: RoleFit(coefficients=extreme)})
+            seconds = _timeline(plan, workload, altered, topology, routes).epoch_s
             slowest, fastest = max(slowest, seconds), min(fastest, seconds)
     common = np.hypot(cost.drift, cost.correction_error)
     slower, faster = slowest / epoch_s, epoch_s / max(fastest, 1e-300)
@@ -250,7 +250,7 @@ def _busy(
     plan: EpochPlan, workload: Workload, cost: CostModel, topology: Topology, epoch_s: float
 ) -> tuple[float, float, float]:
     """Return the busy shares of prefetch, target and drafter, each of its own work."""
-    own = durations_of(workload, cost.model_copy(update={"overlaps": True}), topology)
+    own = durations_of(workload, changed(cost, {"overlaps": True}), topology)
     used = plan.assignment[plan.assignment >= 0]
     consumers = topology.num_consumers
     targets = topology.num_ranks - consumers or consumers

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dflash_core.artifacts import new_artifact, read_manifest, verify_artifact
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.errors import ArtifactError, ConfigError
 from dflash_core.planning import changed_ingredients
 
@@ -178,15 +178,15 @@ def read_cursor(path: Path, ingredients: dict[str, str]) -> Cursor:
     cursor = Cursor.model_validate(manifest.metadata["cursor"])
     free = RATES if (path.parent / DIVERGED).exists() else ()
     both = (cursor.ingredients, ingredients)
-    changed = changed_ingredients(
+    other = changed_ingredients(
         *({name: value for name, value in one.items() if name not in free} for one in both)
     )
-    if changed:
+    if other:
         raise ConfigError(
-            f"{path} cannot be continued: {'; '.join(changed)}; put it back, or set run.name or "
+            f"{path} cannot be continued: {'; '.join(other)}; put it back, or set run.name or "
             "training.resume to start anew"
         )
-    return cursor.model_copy(update={"ingredients": ingredients})
+    return changed(cursor, {"ingredients": ingredients})
 
 
 def open_checkpoint(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import torch
 from pydantic import ValidationError
 
 from dflash_core.artifacts import MANIFEST_NAME, read_manifest
+from dflash_core.config import changed
 from dflash_core.draft.build import draft_spec
 from dflash_core.draft.model import DraftModel
 from dflash_core.errors import DraftError
@@ -65,6 +66,6 @@ def _as_trained(folder: Path) -> DraftModel:
     manifest = read_manifest(folder, kind=DRAFTER_KIND, format_version=DRAFTER_VERSION)
     ids = manifest.metadata.get("draft_token_ids")
     if ids is not None:
-        drafter.spec = drafter.spec.model_copy(update={"draft_vocab_size": len(ids)})
+        drafter.spec = changed(drafter.spec, {"draft_vocab_size": len(ids)})
         drafter.draft_token_ids = torch.tensor(ids)
     return drafter

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dflash_core.artifacts import atomic_write
+from dflash_core.config import changed
 from dflash_core.errors import TrainingError
 from dflash_core.training.batches.schedule import Epochs, Work, in_rounds
 from dflash_core.training.checkpoint import (
@@ -308,7 +309,7 @@ class Trainer:
         return [work for work in works if work.consumer == self._ranks.rank]
 
     def _move(self, **changes: Any) -> None:
-        self._cursor = self._cursor.model_copy(update=changes)
+        self._cursor = changed(self._cursor, changes)
 
     def _load(self, step: int) -> None:
         mapped = self._ranks.spread is not None

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from rich.table import Table
 
 from dflash_core.calibration.history import Calibration, read_calibration
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.errors import CalibrationError, ConfigError
 from dflash_core.planning import BatchingConfig, StrategyReport
 from dflash_core.throughput import CostModel, Option, advise
@@ -66,7 +66,7 @@ def advise_all(
             options=tuple(
                 advise(
                     lengths,
-                    config.model_copy(update={"strategy": report.name, "mixing": report.mixing}),
+                    changed(config, {"strategy": report.name, "mixing": report.mixing}),
                     cost,
                     num_ranks=arguments.gpus,
                     supervised=supervised,

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from configs.settings import load_settings
 from dflash_core.artifacts import atomic_write, check_writable
+from dflash_core.config import changed
 from dflash_core.throughput import CostModel
 from dflash_core.throughput.cost import ROLE_TERMS, TERMS
 from flows.cli.run import explain, prefect_loading
@@ -34,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_writable(arguments.out)
     if arguments.again:
-        run = settings.run.model_copy(update={"calibrate_again": True})
-        settings = settings.model_copy(update={"run": run})
+        run = changed(settings.run, {"calibrate_again": True})
+        settings = changed(settings, {"run": run})
     with prefect_loading():
         from flows.calibrate import calibrate
 

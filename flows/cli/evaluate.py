@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from configs.settings import Settings, load_settings
 from dflash_core.artifacts import atomic_write, check_writable
+from dflash_core.config import changed
 from dflash_core.decoding.acceptance import evaluate_drafter
 from dflash_core.decoding.prompts import read_prompts
 from dflash_core.decoding.report import AcceptanceReport
@@ -93,7 +94,7 @@ def _measure(settings: Settings, path: Path, source: Path) -> AcceptanceReport:
     device = device_of(settings.training)
     drafter = load_checkpoint_drafter(path)
     layers = {"layer_ids": drafter.spec.target_layer_ids}
-    target = load_target(settings.target.model_copy(update=layers), device=device)
+    target = load_target(changed(settings.target, layers), device=device)
     config = settings.evaluation
     prompts = read_prompts(
         source,

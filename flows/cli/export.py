@@ -11,6 +11,7 @@ from rich.table import Table
 
 from configs.settings import load_settings
 from dflash_core.artifacts import MANIFEST_NAME, check_replaceable
+from dflash_core.config import changed
 from dflash_core.errors import DraftError
 from dflash_core.export.engines import Verdict, judge
 from dflash_core.export.write import DRAFTER_KIND, Layout, drafter_config, export_drafter
@@ -95,7 +96,7 @@ def _target(arguments: argparse.Namespace, layer_ids: tuple[int, ...]) -> Target
         settings = load_settings(arguments.config, arguments.overrides).target
     if settings is None:
         return None
-    return load_target(settings.model_copy(update={"layer_ids": layer_ids}), layers=False)
+    return load_target(changed(settings, {"layer_ids": layer_ids}), layers=False)
 
 
 def _insist(verdicts: list[Verdict]) -> None:

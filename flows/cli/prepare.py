@@ -12,6 +12,7 @@ from rich.table import Table
 
 from configs.settings import CorpusSettings, load_sections
 from dflash_core.artifacts import check_replaceable
+from dflash_core.config import changed
 from dflash_core.corpus.answers.regenerate import Generate, RegenerateReport
 from dflash_core.corpus.build import Regenerated, answers_facts, regenerate_corpus
 from dflash_core.corpus.masking.encoder import ChatEncoder
@@ -120,7 +121,7 @@ def _regenerate(settings: CorpusSettings, encoder: ChatEncoder, out: Path) -> Re
         from dflash_core.training.ranks.groups import device_of
 
         # Which layers would feed a drafter does not matter here.
-        plain = settings.target.model_copy(update={"layer_ids": (0,)})
+        plain = changed(settings.target, {"layer_ids": (0,)})
         return load_target(plain, device=device_of(TrainingConfig()))
 
     def generate() -> Generate:

@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 
 from configs.settings import RunConfig
 from dflash_core.artifacts import atomic_write
+from dflash_core.config import changed
 from dflash_core.errors import ConfigError, TrainingError
 from tasks.launching.launch import (
     FLOW_RUN_ID,
@@ -85,7 +86,7 @@ class Machines:
             "meeting_limit_s": self.meeting_limit_s,
             "key": f"{self.folder.name}-{uuid.uuid4().hex[:8]}",
         }
-        shared = launch.model_copy(update=meeting)
+        shared = changed(launch, meeting)
         atomic_write(self.folder / LAUNCH, shared.model_dump_json())
         return shared
 

@@ -17,6 +17,7 @@ from prefect import State, task
 from prefect.cache_policies import NO_CACHE
 
 from dflash_core.artifacts import content_digest
+from dflash_core.config import changed
 from dflash_core.corpus.config import CorpusConfig
 from dflash_core.errors import ConfigError, DataError, TimeLimitError
 from tasks.console import announce
@@ -59,7 +60,7 @@ def with_local_inputs(config: CorpusConfig, folder: RunFolder) -> CorpusConfig:
         name: tuple(_fetch(p, folder) if is_remote(p) else p for p in getattr(config, name))
         for name in fields
     }
-    return config.model_copy(update=local)
+    return changed(config, local)
 
 
 def _fetch(path: Path, folder: RunFolder) -> Path:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dflash_core.artifacts import atomic_write, new_artifact
-from dflash_core.config import FrozenModel
+from dflash_core.config import FrozenModel, changed
 from dflash_core.corpus.config import ROW_FIELDS, PrepareConfig
 from dflash_core.corpus.preparing.part import PROVENANCE, PartSummary, Reject, read_part, to_lines
 from dflash_core.corpus.store import SCHEMA, STORE_KIND, STORE_VERSION, ShardWriter, TokenStore
@@ -130,14 +130,15 @@ def assemble(
     ) as folder:
         num_tokens, num_supervised = _copy(parts, folder, keep, names)
         (folder / REJECTS_NAME).write_text(to_lines(rejects), encoding="utf-8")
-        report = report.model_copy(
-            update={
+        report = changed(
+            report,
+            {
                 "num_samples": num_samples,
                 "num_tokens": num_tokens,
                 "num_supervised": num_supervised,
                 "num_renamed": names.num_renamed,
                 **{f"num_{name}": count for name, count in dropped.items()},
-            }
+            },
         )
         entries["num_samples"] = num_samples
         entries["report"] = report.model_dump(mode="json", exclude={"render_s", "tokenise_s"})

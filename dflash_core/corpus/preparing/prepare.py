@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dflash_core.artifacts import atomic_write, check_replaceable, content_digest, core_digest
+from dflash_core.config import changed
 from dflash_core.corpus.config import ROW_FIELDS, CorpusConfig, PrepareConfig
 from dflash_core.corpus.masking.encoder import ChatEncoder
 from dflash_core.corpus.masking.encoding import EncoderFacts
@@ -134,7 +135,7 @@ def prepare_corpus(
             train,
             config,
             workers=workers,
-            selection=side.model_copy(update={"held_out_store": held_out}),
+            selection=changed(side, {"held_out_store": held_out}),
             on_progress=on_progress,
         )
         return train_report, held_report
@@ -147,7 +148,7 @@ def prepare_corpus(
                 parts,
                 out,
                 config,
-                side.model_copy(update={"side": name, "max_samples": most}),
+                changed(side, {"side": name, "max_samples": most}),
                 facts=facts,
             )
             for name, out, most in (

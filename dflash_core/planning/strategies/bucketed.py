@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from dflash_core.bucketing import BucketingConfig, fit_bucket_edges
 from dflash_core.compiled import compiled
+from dflash_core.config import changed
 from dflash_core.planning.batches import Batches, Samples, close_batches
 from dflash_core.planning.config import BatchingConfig
 from dflash_core.planning.shuffling import shuffle_segments
@@ -57,7 +58,7 @@ def with_buckets_for(total_tokens: int, config: BatchingConfig) -> BatchingConfi
     full = -(-total_tokens // (config.token_budget * MICRO_BATCHES))
     if config.strategy != "bucketed" or config.edges is not None or full >= config.num_buckets:
         return config
-    return config.model_copy(update={"num_buckets": full})
+    return changed(config, {"num_buckets": full})
 
 
 def _buckets(lengths: NDArray[np.int32], edges: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -1,5 +1,6 @@
 """Capture the features of every sample ahead of training, so that training needs no target."""
 
+from dflash_core.config import changed
 from dflash_core.errors import ConfigError
 from dflash_core.training.batches.schedule import Epochs
 from dflash_core.training.config import TrainingJob
@@ -29,8 +30,8 @@ def fill_cache(job: TrainingJob, stores: Stores, ranks: Ranks, stop: StopRequest
             "'colocated'"
         )
     # All of them, however few steps a first run takes.
-    training = job.training.model_copy(update={"max_steps": None})
-    job = job.model_copy(update={"training": training})
+    training = changed(job.training, {"max_steps": None})
+    job = changed(job, {"training": training})
     epochs = Epochs(job, stores.train, stores.held_out)
     target, source = colocated_source(job, stores, epochs, ranks)
     layout = layout_of(job, stores, target, ranks)
