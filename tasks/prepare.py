@@ -7,7 +7,6 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from configs.settings import Settings
-from dflash_core.corpus.answers.in_process import chosen_generate
 from dflash_core.corpus.answers.regenerate import Generate
 from dflash_core.corpus.build import (
     CorpusReport,
@@ -21,6 +20,7 @@ from dflash_core.corpus.config import CorpusConfig
 from dflash_core.corpus.masking.encoder import ChatEncoder
 from dflash_core.corpus.masking.encoding import encoder_in
 from dflash_core.corpus.masking.loading import load_encoder
+from dflash_core.decoding.regeneration import chosen_generate
 from dflash_core.reporting import CorpusFacts
 from dflash_core.target.loading import Target, load_target, target_digest
 from tasks.console import announce, progress

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dflash_core.artifacts import MANIFEST_NAME
-from dflash_core.corpus.answers.in_process import to_answer
 from dflash_core.corpus.answers.regenerate import TurnPrompt
 from dflash_core.corpus.config import PrepareConfig
 from dflash_core.corpus.masking.encoder import ChatEncoder, EncodedChat
@@ -21,6 +20,7 @@ from dflash_core.corpus.preparing.assemble import check_rejects
 from dflash_core.corpus.reading.chats import Conversation
 from dflash_core.corpus.reading.conversations import Intake, iter_made
 from dflash_core.corpus.store import Sample, TokenStore
+from dflash_core.decoding.regeneration import to_answer
 from dflash_core.errors import DataError
 
 __all__ = ["Prompt", "read_prompts", "store_prompts"]

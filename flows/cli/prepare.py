@@ -125,7 +125,7 @@ def _regenerate(settings: CorpusSettings, encoder: ChatEncoder, out: Path) -> Re
         return load_target(plain, device=device_of(TrainingConfig()))
 
     def generate() -> Generate:
-        from dflash_core.corpus.answers.in_process import chosen_generate
+        from dflash_core.decoding.regeneration import chosen_generate
 
         key = os.environ.get("OPENAI_API_KEY")
         return chosen_generate(config, encoder, load, api_key=key)

@@ -1,1 +1,1 @@
-"""Answers in the target's own words, from this process or an endpoint."""
+"""Answers in the target's own words: kept, joined, asked of an endpoint."""

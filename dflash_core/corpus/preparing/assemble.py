@@ -130,16 +130,14 @@ def assemble(
     ) as folder:
         num_tokens, num_supervised = _copy(parts, folder, keep, names)
         (folder / REJECTS_NAME).write_text(to_lines(rejects), encoding="utf-8")
-        report = changed(
-            report,
-            {
-                "num_samples": num_samples,
-                "num_tokens": num_tokens,
-                "num_supervised": num_supervised,
-                "num_renamed": names.num_renamed,
-                **{f"num_{name}": count for name, count in dropped.items()},
-            },
-        )
+        counts = {
+            "num_samples": num_samples,
+            "num_tokens": num_tokens,
+            "num_supervised": num_supervised,
+            "num_renamed": names.num_renamed,
+            **{f"num_{name}": count for name, count in dropped.items()},
+        }
+        report = changed(report, counts)
         entries["num_samples"] = num_samples
         entries["report"] = report.model_dump(mode="json", exclude={"render_s", "tokenise_s"})
     return report

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from dflash_core.corpus.answers.in_process import target_generate, to_answer
 from dflash_core.corpus.answers.regenerate import TurnPrompt
 from dflash_core.corpus.config import RegenerateConfig
 from dflash_core.corpus.masking.encoder import ChatEncoder
 from dflash_core.corpus.vocabulary import train_vocabulary
 from dflash_core.decoding.plain import generate, stop_tokens
+from dflash_core.decoding.regeneration import target_generate, to_answer
 from dflash_core.errors import TargetError
 from tests.dflash_core.corpus.conftest import TEXTS, with_return_token
 from tests.dflash_core.corpus.masking import templates
