@@ -37,10 +37,10 @@ from dflash_core.planning.config import BatchingConfig
 from dflash_core.target.config import TargetConfig
 from dflash_core.training.batches.prefetch import Stage
 from dflash_core.training.batches.schedule import Epochs
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.config import TopologyConfig, TrainingConfig, TrainingJob
 from dflash_core.training.features.pipeline import Pipeline, computed, prepared
 from dflash_core.training.features.transfer import Receiver, send_features
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.objectives.drafter import Layout
 from dflash_core.training.ranks.groups import Ranks, join_ranks
 from tests.tiny import TINY_LAYER_IDS, tiny_target

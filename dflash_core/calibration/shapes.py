@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from dflash_core.errors import CalibrationError
 from dflash_core.planning import BatchingConfig, num_anchors
-from dflash_core.training.objectives.base import MicroBatch
+from dflash_core.training.batches.types import MicroBatch
 
 __all__ = ["Shape", "calibration_shapes"]
 

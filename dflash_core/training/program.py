@@ -20,7 +20,7 @@ from dflash_core.training.checkpoint import (
 )
 from dflash_core.training.config import TrainingJob, check_job
 from dflash_core.training.entry import read_job, run_program, steps_so_far
-from dflash_core.training.features.fill import fill_cache
+from dflash_core.training.fill import fill_cache
 from dflash_core.training.ranks.groups import Ranks
 from dflash_core.training.ranks.stop import StopRequest
 from dflash_core.training.roles import Stores, consuming_role, serve_target

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.build import draft_spec, find_mask_token
 from dflash_core.target.loading import Target, load_target, target_digest
+from dflash_core.training.batches.length_groups import group_of, length_edges
 from dflash_core.training.batches.prefetch import Stage
 from dflash_core.training.batches.schedule import Epochs
 from dflash_core.training.config import TrainingJob
@@ -29,7 +30,6 @@ from dflash_core.training.objectives.drafter import DraftObjective, Layout
 from dflash_core.training.objectives.target import TargetObjective
 from dflash_core.training.ranks.fsdp import whole
 from dflash_core.training.ranks.groups import Ranks
-from dflash_core.training.telemetry.composition import group_of, length_edges
 from dflash_core.training.telemetry.held_out import prompts_of
 from dflash_core.training.telemetry.validation import Validation
 from dflash_core.training.tokens import check_tokens

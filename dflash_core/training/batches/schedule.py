@@ -17,8 +17,8 @@ from dflash_core.corpus.store import TokenStore
 from dflash_core.draft.anchors import EVERY_POSITION, MOST_SUPERVISED
 from dflash_core.planning import BatchingConfig, EpochPlan, num_anchors, plan_epoch
 from dflash_core.throughput import route_targets
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.objectives.base import MicroBatch
 
 __all__ = ["Epochs", "StepCounts", "Work", "in_rounds"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dflash_core.training.batches.prefetch import Stage
 from dflash_core.training.batches.schedule import Work
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.features.lockstep import InStep
 from dflash_core.training.features.source import FeatureSource, timed
 from dflash_core.training.features.transfer import Ready, Receiver
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.ranks.groups import Ranks
 
 __all__ = ["Pipeline", "computed", "prepared"]

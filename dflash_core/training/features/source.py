@@ -15,8 +15,8 @@ from dflash_core.draft.batch import DraftBatch
 from dflash_core.draft.config import LossConfig
 from dflash_core.errors import ConfigError
 from dflash_core.target.loading import Target
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.features.cache import FeatureCache
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.ranks.lane import wait_for_device
 
 __all__ = [

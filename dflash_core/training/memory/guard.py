@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dflash_core.errors import TrainingError
 from dflash_core.throughput import fitting_budget, worst_micro_batches
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.memory.usage import memory_limit_bytes, peak_of, used_memory_bytes
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.ranks.groups import Ranks
 
 __all__ = ["MemoryGuard", "Run", "expected_growth", "parts_of"]

@@ -11,10 +11,11 @@ from torch import Tensor
 from dflash_core.config import FrozenModel
 from dflash_core.draft.batch import DraftBatch
 from dflash_core.training.batches.schedule import Epochs
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.features.source import FeatureSource
 from dflash_core.training.flat import FlatGradients
 from dflash_core.training.memory.guard import GIB, MemoryGuard, Run
-from dflash_core.training.objectives.base import MicroBatch, Objective
+from dflash_core.training.objectives.base import Objective
 from dflash_core.training.ranks.groups import Ranks
 
 __all__ = ["PREFLIGHT", "MemoryReport", "consumer_run", "preflight", "target_run"]

@@ -20,12 +20,13 @@ from dflash_core.export.write import export_drafter
 from dflash_core.export.zlab import load_drafter
 from dflash_core.planning.anchors import AnchorConfig
 from dflash_core.target.loading import Target
+from dflash_core.training.batches.length_groups import NUM_GROUPS
+from dflash_core.training.batches.types import MicroBatch, read_rows
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.draft_vocabulary import draft_vocabulary
-from dflash_core.training.objectives.base import MicroBatch, Outcome, autocast, read_rows
+from dflash_core.training.objectives.base import Outcome, autocast
 from dflash_core.training.ranks.fsdp import spread
 from dflash_core.training.ranks.groups import Ranks
-from dflash_core.training.telemetry.composition import NUM_GROUPS
 
 __all__ = ["DraftObjective", "Layout"]
 

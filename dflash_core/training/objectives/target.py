@@ -17,13 +17,14 @@ from dflash_core.target.check import check_logits
 from dflash_core.target.families import target_traits
 from dflash_core.target.loading import load_target
 from dflash_core.target.rope import freeze_rope
+from dflash_core.training.batches.length_groups import NUM_GROUPS
+from dflash_core.training.batches.types import MicroBatch, read_rows
 from dflash_core.training.config import TrainingJob
 from dflash_core.training.features.source import check_documents_apart
-from dflash_core.training.objectives.base import MicroBatch, Outcome, autocast, read_rows
+from dflash_core.training.objectives.base import Outcome, autocast
 from dflash_core.training.objectives.saving import save_target
 from dflash_core.training.ranks.fsdp import spread
 from dflash_core.training.ranks.groups import Ranks
-from dflash_core.training.telemetry.composition import NUM_GROUPS
 from dflash_core.training.tokens import check_tokens
 
 __all__ = ["TargetObjective"]

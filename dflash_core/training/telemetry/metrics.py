@@ -48,17 +48,14 @@ import torch
 from torch import Tensor
 
 from dflash_core.artifacts import atomic_write
+from dflash_core.training.batches.length_groups import NUM_GROUPS, group_of, length_edges
 from dflash_core.training.batches.schedule import Epochs
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.features.pipeline import Pipeline
 from dflash_core.training.features.transfer import Ready
-from dflash_core.training.objectives.base import MicroBatch, Objective, Outcome
+from dflash_core.training.objectives.base import Objective, Outcome
 from dflash_core.training.ranks.groups import Ranks
-from dflash_core.training.telemetry.composition import (
-    NUM_GROUPS,
-    CompositionMonitor,
-    group_of,
-    length_edges,
-)
+from dflash_core.training.telemetry.composition import CompositionMonitor
 from dflash_core.training.telemetry.status import METRICS_NAME, STATUS_NAME, read_status
 
 __all__ = [

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dflash_core.training.batches.length_groups import NUM_GROUPS
 from dflash_core.training.batches.schedule import Epochs, Work
 from dflash_core.training.config import ValidationConfig
 from dflash_core.training.features.pipeline import Pipeline
 from dflash_core.training.objectives.base import Objective
 from dflash_core.training.ranks.groups import Ranks
-from dflash_core.training.telemetry.composition import NUM_GROUPS
 from dflash_core.training.telemetry.forgetting import LAGS, forgotten_groups
 
 __all__ = ["Measured", "Validation"]

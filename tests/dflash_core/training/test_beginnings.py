@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextCo
 
 from dflash_core.corpus.store import TokenStore, write_store
 from dflash_core.errors import ConfigError, DataError, DraftError, TargetError
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.config import TrainingJob
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.objectives.target import TargetObjective
 from dflash_core.training.ranks.groups import join_ranks
 from tests.dflash_core.training.conftest import MakeJob, run_here

@@ -14,10 +14,10 @@ from dflash_core.corpus.store import TokenStore
 from dflash_core.errors import ConfigError
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.config import CacheConfig
 from dflash_core.training.features.cache import FeatureCache, cache_bytes, make_room
 from dflash_core.training.features.source import OnlineFeatures, check_packing
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.objectives.drafter import DraftObjective
 from dflash_core.training.program import run_fill
 from dflash_core.training.ranks.groups import join_ranks

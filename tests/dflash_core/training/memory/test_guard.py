@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from dflash_core.errors import TrainingError
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.memory.guard import MemoryGuard, expected_growth, parts_of
 from dflash_core.training.memory.usage import used_memory_bytes
-from dflash_core.training.objectives.base import MicroBatch
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -9,9 +9,9 @@ from dflash_core.draft.config import LossConfig
 from dflash_core.draft.loss import decay_gamma, draft_hidden
 from dflash_core.target.config import TargetConfig
 from dflash_core.target.loading import load_target
+from dflash_core.training.batches.types import MicroBatch
 from dflash_core.training.config import TopologyConfig, TrainingJob
 from dflash_core.training.features.source import OnlineFeatures, feature_shape
-from dflash_core.training.objectives.base import MicroBatch
 from dflash_core.training.objectives.drafter import DraftObjective
 from tests.dflash_core.training.conftest import MakeJob, losses, run_here, run_ranks
 from tests.tiny import TINY_LAYER_IDS

@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 
-from dflash_core.training.telemetry.composition import (
-    NUM_GROUPS,
-    CompositionMonitor,
-    group_of,
-    length_edges,
-)
+from dflash_core.training.batches.length_groups import NUM_GROUPS, group_of, length_edges
+from dflash_core.training.telemetry.composition import CompositionMonitor
 from dflash_core.training.telemetry.forgetting import forgotten_groups
 
 POSITIONS = 4
