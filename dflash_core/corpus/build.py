@@ -121,14 +121,10 @@ def build_corpus(
     assert (regenerated is not None) == config.regenerate.enabled
     out.mkdir(parents=True, exist_ok=True)
     inputs = _inputs(config, out, "train") if regenerated is None else [regenerated.file]
+    held_out_inputs = _inputs(config, out, "held_out")
+    files = {"source": "files", "inputs": inputs, "held_out_inputs": held_out_inputs}
     train, held_out = prepare_corpus(
-        changed(
-            config,
-            {
-                "inputs": tuple(inputs),
-                "held_out_inputs": tuple(_inputs(config, out, "held_out")),
-            },
-        ),
+        changed(config, files),
         tokenizer,
         train=out / "train",
         held_out=out / "held_out",
